@@ -1,0 +1,1 @@
+//! A session's state on the device.

@@ -1,0 +1,6 @@
+//! The `cedra` binary.
+
+/// Runs the command line.
+pub fn main() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}

@@ -1,0 +1,1 @@
+//! Kernel `ring_commit`.

@@ -1,0 +1,35 @@
+//! # Cedra
+//!
+//! A runtime for language models of the DeepSeek-V4.1 family: one set of WGSL shaders, in a browser tab and natively.
+//!
+//! Where things live, in order of knowledge (a module imports only from those above it):
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`error`] | the one error type |
+//! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
+//! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
+//! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
+//! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
+//! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
+//! | [`kernels`] | one file per WGSL file: bindings, sizes, dispatch; knows `gpu`, no model |
+//! | [`reference`](mod@reference) | the CPU twin of every kernel, and of the whole model: the executable specification |
+//! | [`cache`] | a session's state on the device |
+//! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
+//! | `cli` | the `cedra` binary |
+
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod formats;
+pub mod gpu;
+pub mod kernels;
+pub mod model;
+pub mod reference;
+pub mod text;
+
+#[cfg(not(target_arch = "wasm32"))]
+pub mod cli;
+
+pub use error::{Error, Result};

@@ -1,0 +1,5 @@
+//! The `cedra` binary; everything is in [`cedra::cli`].
+
+fn main() -> std::process::ExitCode {
+    cedra::cli::main()
+}

@@ -1,0 +1,1 @@
+//! CPU twin of `boundary`.

@@ -1,0 +1,1 @@
+//! Small vector operations that every twin uses.

@@ -1,0 +1,21 @@
+//! The CPU twin of every kernel (files of the same names), and of the whole model: plain, f32, readable beside `numerics.md`.
+
+pub mod attend;
+pub mod boundary;
+pub mod cache_append;
+pub mod embed;
+pub mod engram_gate;
+pub mod engram_gather;
+pub mod experts_down;
+pub mod experts_up;
+pub mod group_rows;
+pub mod index_score;
+pub mod linear;
+pub mod math;
+pub mod model;
+pub mod ring_commit;
+pub mod rope;
+pub mod route;
+pub mod sample;
+pub mod select;
+pub mod trace;

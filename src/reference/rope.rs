@@ -1,0 +1,1 @@
+//! Rotary embedding (`numerics.md` §4).

@@ -1,0 +1,1 @@
+//! Named intermediates of a forward.

@@ -1,0 +1,1 @@
+//! Tokenizer, streaming detokenizer, Engram tables.
