@@ -1,30 +1,14 @@
 //! Recorded intermediates of the independent reference, and how to compare with them (`numerics.md` §19).
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use cedra::checkpoint::Checkpoint;
 use cedra::formats::bf16_to_f32;
-use cedra::reference::model::{Model, Rows, State};
+use cedra::reference::model::{LogitRows, Model, Options, Rows, State};
 use cedra::reference::trace::{Recorded, Trace, Values};
 use cedra::text::{NgramLayer, NgramTables};
 use safetensors::tensor::{Dtype, SafeTensors};
-
-/// `tests/fixtures/<name>`.
-pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
-/// A folder of the data that lies beside the project, or none (said aloud) where it is not there.
-pub fn shared(name: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("CEDRA_SHARED").map(PathBuf::from);
-    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"));
-    let path = root.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    println!("skipped: no {} (CEDRA_SHARED names the folder)", path.display());
-    None
-}
 
 /// Recorded tensors by `layer_NN.<name>` or `top.<name>`.
 #[derive(Debug, Clone, Default)]
@@ -116,11 +100,47 @@ pub fn inputs(path: &Path) -> (Vec<u32>, NgramTables) {
     (ids("tokens"), NgramTables { token_map, pad, layers: (0..layers).map(layer).collect() })
 }
 
+/// A checkpoint folder with the tokens and constants of an `inputs.safetensors`.
+pub fn model(checkpoint: &Path, inputs: &Path, cache_quant: bool) -> (Model, Vec<u32>) {
+    let (tokens, tables) = self::inputs(inputs);
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    (Model::load(&checkpoint, &tables, Options { cache_quant, mutation: None }).unwrap(), tokens)
+}
+
+/// A forward over all tokens at once, and how far it is from the record.
+pub fn end_to_end(model: &Model, tokens: &[u32], golden: &Golden) -> (Errors, Trace) {
+    let mut trace = Trace::new();
+    model.forward(&mut model.state(), tokens, LogitRows::All, Some(&mut trace)).unwrap();
+    (compare(&trace, golden), trace)
+}
+
+/// Every layer from recorded inputs, and how far each is from the record.
+pub fn layer_by_layer(model: &Model, tokens: &[u32], golden: &Golden) -> (Errors, Trace) {
+    let (mut state, mut trace) = (model.state(), Trace::new());
+    let mut rows = model.embed(&state, tokens, &mut trace).unwrap();
+    for layer in golden.layers() {
+        model.layer(layer, &mut state, &mut rows, &mut trace);
+        follow(model, golden, layer, &mut state, &mut rows);
+    }
+    (compare(&trace, golden), trace)
+}
+
+/// What is wrong with an end-to-end forward without cache quantisation (`numerics.md` §19): logits beyond 2e-4, anything
+/// else beyond 1e-4, any integer.
+pub fn faults(errors: &Errors) -> Vec<String> {
+    let allowed = |name: &str| if name == "top.logits" { 2e-4 } else { 1e-4 };
+    let floats = errors.floats.iter().filter(|(name, &e)| e > allowed(name) || e.is_nan());
+    let floats = floats.map(|(name, e)| format!("{name}: off by {e:.1e}"));
+    floats.chain(errors.wrong_rows().into_iter().map(|(name, n)| format!("{name}: {n} wrong rows"))).collect()
+}
+
 /// How far a forward is from the record.
 #[derive(Debug, Clone, Default)]
 pub struct Errors {
     /// Largest absolute difference of each float tensor.
     pub floats: BTreeMap<String, f32>,
+    /// Rows of each float tensor with a difference above 1e-4, of how many.
+    pub far_rows: BTreeMap<String, (usize, usize)>,
     /// Rows that differ of each integer tensor, of how many.
     pub integers: BTreeMap<String, (usize, usize)>,
 }
@@ -165,6 +185,9 @@ pub fn compare(trace: &Trace, golden: &Golden) -> Errors {
             (Values::F32(a), Values::F32(b)) => {
                 assert_eq!(a.len(), b.len(), "{name}");
                 errors.floats.insert(name.into(), max_difference(a, b));
+                let width = width(a.len(), ours).max(1);
+                let far = a.chunks(width).zip(b.chunks(width)).filter(|(a, b)| max_difference(a, b) > 1e-4).count();
+                errors.far_rows.insert(name.into(), (far, rows(ours)));
             }
             (Values::Bool(a), Values::Bool(b)) => {
                 errors.integers.insert(name.into(), different_rows(a, b, width(a.len(), ours), width(b.len(), theirs)));

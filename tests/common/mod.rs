@@ -3,6 +3,8 @@
 
 pub mod golden;
 pub mod random_model;
+#[path = "../support/mod.rs"]
+pub mod support;
 
 /// A small reproducible generator of random numbers (splitmix64).
 #[derive(Debug, Clone)]
