@@ -101,15 +101,6 @@ fn advance(sum: Four, q: u32, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<
     return Four(chain(a, t, sum.a), chain(b, t, sum.b), chain(c, t, sum.c), chain(d, t, sum.d));
 }
 
-fn advance_fp4(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
-    let s = advance(sum, q, e2m1x4(a), e2m1x4(b), e2m1x4(c), e2m1x4(d));
-    return advance(s, q + 1u, e2m1x4(a >> 16u), e2m1x4(b >> 16u), e2m1x4(c >> 16u), e2m1x4(d >> 16u));
-}
-
-fn advance_fp8(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
-    return advance(sum, q, e4m3x4(a), e4m3x4(b), e4m3x4(c), e4m3x4(d));
-}
-
 fn scaled(sum: Rows, part: Rows, at: u32, c: u32) -> Rows {
     let byte = scale_byte(at, c);
     return mac(ue8m0(byte), mac(ue8m0_half(byte), part, rows_zero()), sum);
@@ -141,17 +132,24 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
     squares = rows_zero();
     var sum = four_zero();
     let chunks = (params.k + 31u) / 32u;
+    // Loops inside a chunk stay rolled, the words of a 16-byte load moving up by one: a shader that compiles quickly.
     if (HAS_FP4 && format == FP4) {
         for (var c = lane; c < chunks; c += LANES) {
-            let ra = weights[data.x + c];
-            let rb = weights[data.y + c];
-            let rc = weights[data.z + c];
-            let rd = weights[data.w + c];
-            let q = 8u * c;
-            var part = advance_fp4(four_zero(), q, ra.x, rb.x, rc.x, rd.x);
-            part = advance_fp4(part, q + 2u, ra.y, rb.y, rc.y, rd.y);
-            part = advance_fp4(part, q + 4u, ra.z, rb.z, rc.z, rd.z);
-            part = advance_fp4(part, q + 6u, ra.w, rb.w, rc.w, rd.w);
+            var ra = weights[data.x + c];
+            var rb = weights[data.y + c];
+            var rc = weights[data.z + c];
+            var rd = weights[data.w + c];
+            var part = four_zero();
+            for (var q = 8u * c; q < 8u * c + 8u; q += 2u) {
+                part = advance(part, q, e2m1x4(ra.x), e2m1x4(rb.x), e2m1x4(rc.x), e2m1x4(rd.x));
+                part = advance(
+                    part, q + 1u, e2m1x4(ra.x >> 16u), e2m1x4(rb.x >> 16u), e2m1x4(rc.x >> 16u), e2m1x4(rd.x >> 16u),
+                );
+                ra = ra.yzwx;
+                rb = rb.yzwx;
+                rc = rc.yzwx;
+                rd = rd.yzwx;
+            }
             sum = add_scaled(sum, part, scales, c);
         }
     }
@@ -159,15 +157,17 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
         for (var c = lane; c < chunks; c += LANES) {
             var part = four_zero();
             for (var i = 2u * c; i < 2u * c + 2u; i++) {
-                let ra = weights[data.x + i];
-                let rb = weights[data.y + i];
-                let rc = weights[data.z + i];
-                let rd = weights[data.w + i];
-                let q = 4u * i;
-                part = advance_fp8(part, q, ra.x, rb.x, rc.x, rd.x);
-                part = advance_fp8(part, q + 1u, ra.y, rb.y, rc.y, rd.y);
-                part = advance_fp8(part, q + 2u, ra.z, rb.z, rc.z, rd.z);
-                part = advance_fp8(part, q + 3u, ra.w, rb.w, rc.w, rd.w);
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 4u * i; q < 4u * i + 4u; q++) {
+                    part = advance(part, q, e4m3x4(ra.x), e4m3x4(rb.x), e4m3x4(rc.x), e4m3x4(rd.x));
+                    ra = ra.yzwx;
+                    rb = rb.yzwx;
+                    rc = rc.yzwx;
+                    rd = rd.yzwx;
+                }
             }
             sum = add_scaled(sum, part, scales, c);
         }
@@ -176,13 +176,17 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
         for (var c = lane; c < chunks; c += LANES) {
             var part = four_zero();
             for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                let ra = weights[data.x + i];
-                let rb = weights[data.y + i];
-                let rc = weights[data.z + i];
-                let rd = weights[data.w + i];
-                let q = 2u * i;
-                part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
-                part = advance(part, q + 1u, bf16x4(ra.z, ra.w), bf16x4(rb.z, rb.w), bf16x4(rc.z, rc.w), bf16x4(rd.z, rd.w));
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 2u * i; q < 2u * i + 2u; q++) {
+                    part = advance(part, q, bf16x4(ra.xy), bf16x4(rb.xy), bf16x4(rc.xy), bf16x4(rd.xy));
+                    ra = ra.zwxy;
+                    rb = rb.zwxy;
+                    rc = rc.zwxy;
+                    rd = rd.zwxy;
+                }
             }
             sum = four_add(sum, part);
         }
@@ -191,13 +195,17 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
         for (var c = lane; c < chunks; c += LANES) {
             var part = four_zero();
             for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                let ra = weights[data.x + i];
-                let rb = weights[data.y + i];
-                let rc = weights[data.z + i];
-                let rd = weights[data.w + i];
-                let q = 2u * i;
-                part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
-                part = advance(part, q + 1u, f16x4(ra.z, ra.w), f16x4(rb.z, rb.w), f16x4(rc.z, rc.w), f16x4(rd.z, rd.w));
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 2u * i; q < 2u * i + 2u; q++) {
+                    part = advance(part, q, f16x4(ra.xy), f16x4(rb.xy), f16x4(rc.xy), f16x4(rd.xy));
+                    ra = ra.zwxy;
+                    rb = rb.zwxy;
+                    rc = rc.zwxy;
+                    rd = rd.zwxy;
+                }
             }
             sum = four_add(sum, part);
         }
