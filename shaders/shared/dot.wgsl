@@ -41,7 +41,7 @@ struct Four {
 var<private> x_at: RowIndex;
 // Squares of the lane's channels, when NORM.
 var<private> squares: Rows;
-var<workgroup> partial: array<Four, WORKGROUP>;
+var<workgroup> lane_sums: array<Four, WORKGROUP>;
 
 fn four_zero() -> Four {
     return Four(rows_zero(), rows_zero(), rows_zero(), rows_zero());
@@ -229,30 +229,30 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
 // Sums over the lanes of the group; every lane gets them. To be called by the whole workgroup.
 fn reduce_four(local: u32, value: Four) -> Four {
     let lane = local % LANES;
-    partial[local] = value;
+    lane_sums[local] = value;
     for (var s = LANES / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
         if (lane < s) {
-            partial[local] = four_add(partial[local], partial[local + s]);
+            lane_sums[local] = four_add(lane_sums[local], lane_sums[local + s]);
         }
     }
     workgroupBarrier();
-    let sum = partial[local - lane];
+    let sum = lane_sums[local - lane];
     workgroupBarrier();
     return sum;
 }
 
 fn reduce_rows(local: u32, value: Rows) -> Rows {
     let lane = local % LANES;
-    partial[local].a = value;
+    lane_sums[local].a = value;
     for (var s = LANES / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
         if (lane < s) {
-            partial[local].a = rows_add(partial[local].a, partial[local + s].a);
+            lane_sums[local].a = rows_add(lane_sums[local].a, lane_sums[local + s].a);
         }
     }
     workgroupBarrier();
-    return partial[local - lane].a;
+    return lane_sums[local - lane].a;
 }
 
 // The factor of the RMS norm of row i of the tile (numerics.md §3), from the row's square sum.

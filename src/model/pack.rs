@@ -244,7 +244,7 @@ impl ExpertPlan {
             let here = segments(0, 0, first, count).chain(segments(1, words, experts, has_shared as usize));
             slices.push(ExpertSlicePlan { segments: here.collect(), words: words + has_shared as u64 * block[1] });
         }
-        if !slices.last().is_some_and(|slice| slice.segments[matrices].experts == 1) {
+        if slices.last().is_none_or(|slice| slice.segments[matrices].experts != 1) {
             let here = segments(0, 0, 0, 0).chain(segments(1, 0, experts, 1));
             slices.push(ExpertSlicePlan { segments: here.collect(), words: block[1] });
         }
