@@ -17,5 +17,6 @@ pub mod ring_commit;
 pub mod rope;
 pub mod route;
 pub mod sample;
+pub mod sequence;
 pub mod select;
 pub mod trace;
