@@ -1,0 +1,1 @@
+//! Kernel `index_score` against its CPU twin.

@@ -1,0 +1,1 @@
+//! Kernel `select` against its CPU twin.
