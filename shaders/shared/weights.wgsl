@@ -23,9 +23,9 @@ fn chunk_quads(format: u32) -> u32 {
     return array<u32, 6>(8u, 4u, 4u, 2u, 2u, 1u)[format];
 }
 
-// Word offset of the scales of `row`, counted from the matrix's first scale; `chunks` a row.
-fn scale_row(format: u32, row: u32, chunks: u32) -> u32 {
-    return select(row, row / 32u, format == FP8_BLOCK) * ((chunks + 3u) / 4u);
+// Word offsets of the scales of four rows, counted from the matrix's first scale; `chunks` a row.
+fn scale_rows(format: u32, rows: vec4<u32>, chunks: u32) -> vec4<u32> {
+    return select(rows, rows / vec4<u32>(32u), format == FP8_BLOCK) * ((chunks + 3u) / 4u);
 }
 
 // The scale byte of chunk `c` of the scale row at word `at`.

@@ -60,7 +60,7 @@ pub struct Step {
 /// Every host struct that a shader reads, to be held against the shaders. [`Step`] is in several kernels; it stands here
 /// under the kernel that writes it.
 pub fn layouts() -> Vec<Layout> {
-    vec![crate::layout!(
+    let mut layouts = vec![crate::layout!(
         "sample",
         Step {
             position,
@@ -80,5 +80,16 @@ pub fn layouts() -> Vec<Layout> {
             p4,
             p5
         }
-    )]
+    )];
+    layouts.extend([
+        linear::layout(),
+        linear::segment_layout(),
+        experts_up::layout(),
+        experts_up::segment_layout(),
+        experts_down::layout(),
+        embed::layout(),
+        route::layout(),
+        group_rows::layout(),
+    ]);
+    layouts
 }
