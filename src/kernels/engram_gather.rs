@@ -148,8 +148,9 @@ impl EngramGather {
                 )?);
             }
         }
-        let first = table.slices.iter().flat_map(|slice| &slice.segments).next();
-        let row_bytes = first.map_or(0, |segment| row_bytes(segment.format, dims.head_dim));
+        let bytes: u64 = table.slices.iter().map(|slice| slice.weights.bytes()).sum();
+        let rows: u64 = table.slices.iter().flat_map(|slice| &slice.segments).map(|s| u64::from(s.rows)).sum();
+        let row_bytes = bytes / rows.max(1);
         Ok(Self { slices, lookups: dims.lookups(), row_bytes })
     }
 

@@ -91,5 +91,13 @@ pub fn layouts() -> Vec<Layout> {
         route::layout(),
         group_rows::layout(),
     ]);
+    layouts.extend([
+        boundary::layout(),
+        boundary::mix_layout(),
+        engram_gather::layout(),
+        engram_gate::layout(),
+        engram_gate::mix_layout(),
+        sample::layout(),
+    ]);
     layouts
 }
