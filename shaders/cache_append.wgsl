@@ -368,7 +368,7 @@ fn project_latent(lane: u32) {
             for (var c = lane % width; c < chunks; c += width) {
                 let product = chunk_product(quads + c * chunk_quads(params.wk_format), c);
                 if (params.wk_format >= FP8_BLOCK) {
-                    let byte = scale_byte(params.wk_scales + scale_row(params.wk_format, r, chunks), c);
+                    let byte = scale_byte(params.wk_scales + scale_rows(params.wk_format, vec4<u32>(r), chunks).x, c);
                     sum = fma(ue8m0(byte), ue8m0_half(byte) * product, sum);
                 } else {
                     sum += product;

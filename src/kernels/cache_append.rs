@@ -3,6 +3,7 @@
 //! Which of the three variants runs follows from what the layer has: every layer writes window keys, layers that select
 //! pack index queries too, Full layers also write the latents and index keys of the groups that the step completes.
 
+use super::linear::Segment;
 use crate::formats::CacheFormat;
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, MemoryKind, Recording, Traffic};
 use crate::Result;
@@ -149,12 +150,8 @@ pub struct GlobalEntries<'a> {
     pub latent_at: usize,
     /// Where `compressor.wgate x` (D) stands in it; unused with ratio 1.
     pub gate_at: usize,
-    /// Format of `indexer.wk` (D_i, D): as in `shared/weights.wgsl`.
-    pub wk_format: u32,
-    /// Word of its first chunk in the pack given to [`constants`], a multiple of 4.
-    pub wk_data: usize,
-    /// Word of its first scales in that pack.
-    pub wk_scales: usize,
+    /// `indexer.wk` (D_i, D): its format, and where it stands in the pack given to [`full_constants`].
+    pub wk: Segment,
     /// As [`PageLayout`] says.
     pub pages: &'a Buffer,
     /// (ratio - 1, 2, D) f32: `wkv x` and `wgate x` of the newest token at each place of a group but the last. None with
@@ -237,9 +234,9 @@ impl CacheAppend {
             kv_norm_at: 0,
             comp_norm_at: places.comp_norm as u32,
             k_norm_at: places.k_norm as u32,
-            wk_format: entries.map_or(0, |e| e.wk_format),
-            wk_data: entries.map_or(0, |e| places.wk + e.wk_data) as u32,
-            wk_scales: entries.map_or(0, |e| places.wk + e.wk_scales) as u32,
+            wk_format: entries.map_or(0, |e| e.wk.format),
+            wk_data: entries.map_or(0, |e| places.wk as u32 + e.wk.data),
+            wk_scales: entries.map_or(0, |e| places.wk as u32 + e.wk.scales),
         };
         let params = gpu.uniform("cache_append params", &params)?;
         // A workgroup packs as many heads' queries as fill the room of a window key.
