@@ -63,9 +63,9 @@ var<workgroup> groups: array<u32, 16>;
 var<workgroup> found: vec3<u32>;
 
 // Four keys of the row from position 4 * i on; those beyond the row's last are whatever lies there.
-fn load_keys(of: u32, row: u32, i: u32) -> vec4<u32> {
+fn load_keys(keys_of: u32, row: u32, i: u32) -> vec4<u32> {
 #ifdef SOURCE
-    if of == MAXIMA {
+    if keys_of == MAXIMA {
         return maxima[row * params.maxima_stride + i];
     }
 #endif
@@ -73,9 +73,9 @@ fn load_keys(of: u32, row: u32, i: u32) -> vec4<u32> {
 }
 
 // Writes position p of the row as the rank-th of its list.
-fn store(of: u32, row: u32, rank: u32, p: u32) {
+fn store(keys_of: u32, row: u32, rank: u32, p: u32) {
 #ifdef SOURCE
-    if of == MAXIMA {
+    if keys_of == MAXIMA {
         candidates[row * (1u + params.blocks) + 1u + rank] = p;
         return;
     }
@@ -112,7 +112,7 @@ fn scan(value: u32, lane: u32) -> vec2<u32> {
 
 // Where the `wanted` highest of n keys end: (shift, digit, rest) says that they are the keys with key >> shift above digit, and
 // the first `rest` of those with key >> shift equal to it. 0 < wanted < n.
-fn threshold(of: u32, row: u32, n: u32, wanted: u32, lane: u32) -> vec3<u32> {
+fn threshold(keys_of: u32, row: u32, n: u32, wanted: u32, lane: u32) -> vec3<u32> {
     var shift = 32u;
     var digit = 0u;
     var rest = wanted;
@@ -125,7 +125,7 @@ fn threshold(of: u32, row: u32, n: u32, wanted: u32, lane: u32) -> vec3<u32> {
         }
         workgroupBarrier();
         for (var i = lane; i * 4u < n; i += THREADS) {
-            let keys = load_keys(of, row, i);
+            let keys = load_keys(keys_of, row, i);
             for (var j = 0u; j < min(4u, n - i * 4u); j++) {
                 if above == 32u || keys[j] >> above == digit {
                     atomicAdd(&bins[(keys[j] >> shift) & ((1u << width) - 1u)], 1u);
@@ -161,17 +161,17 @@ fn threshold(of: u32, row: u32, n: u32, wanted: u32, lane: u32) -> vec3<u32> {
 }
 
 // Writes the `wanted` highest of n positions of the row, ascending; all of them when there are no more.
-fn choose(of: u32, row: u32, n: u32, wanted: u32, lane: u32) {
+fn choose(keys_of: u32, row: u32, n: u32, wanted: u32, lane: u32) {
     if n <= wanted {
         for (var p = lane; p < n; p += THREADS) {
-            store(of, row, p, p);
+            store(keys_of, row, p, p);
         }
         return;
     }
     if wanted == 0u {
         return;
     }
-    let cut = threshold(of, row, n, wanted, lane);
+    let cut = threshold(keys_of, row, n, wanted, lane);
     let shift = cut.x;
     let digit = cut.y;
     let rest = cut.z;
@@ -184,7 +184,7 @@ fn choose(of: u32, row: u32, n: u32, wanted: u32, lane: u32) {
         let last = min(first + 4u, end);
         var counts = 0u;
         for (var i = first; i < last; i++) {
-            let keys = load_keys(of, row, i);
+            let keys = load_keys(keys_of, row, i);
             for (var j = 0u; j < min(4u, n - i * 4u); j++) {
                 let key = keys[j] >> shift;
                 counts += select(select(0u, 0x10000u, key == digit), 1u, key > digit);
@@ -195,11 +195,11 @@ fn choose(of: u32, row: u32, n: u32, wanted: u32, lane: u32) {
             var my_above = above + (before.x & 0xffffu);
             var my_equal = equal + (before.x >> 16u);
             for (var i = first; i < last; i++) {
-                let keys = load_keys(of, row, i);
+                let keys = load_keys(keys_of, row, i);
                 for (var j = 0u; j < min(4u, n - i * 4u); j++) {
                     let key = keys[j] >> shift;
                     if key > digit || (key == digit && my_equal < rest) {
-                        store(of, row, my_above + min(my_equal, rest), i * 4u + j);
+                        store(keys_of, row, my_above + min(my_equal, rest), i * 4u + j);
                     }
                     my_above += u32(key > digit);
                     my_equal += u32(key == digit);
