@@ -60,6 +60,8 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+pub mod inspect;
+
 /// Runs the command line.
 pub fn main() -> ExitCode {
     tracing_subscriber::fmt()
