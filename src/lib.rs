@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`error`] | the one error type |
 //! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
+//! | [`sampling`] | how a request chooses tokens |
 //! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
 //! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
 //! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
@@ -27,6 +28,7 @@ pub mod gpu;
 pub mod kernels;
 pub mod model;
 pub mod reference;
+pub mod sampling;
 pub mod text;
 
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,1 +1,3 @@
 //! The layers, wired from kernels.
+
+pub mod pack;

@@ -1,0 +1,1 @@
+//! Kernel `attend` against its CPU twin.

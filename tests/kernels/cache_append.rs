@@ -1,0 +1,1 @@
+//! Kernel `cache_append` against its CPU twin.

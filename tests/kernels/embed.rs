@@ -1,0 +1,1 @@
+//! Kernel `embed` against its CPU twin.

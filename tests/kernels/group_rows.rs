@@ -1,0 +1,1 @@
+//! Kernel `group_rows` against its CPU twin.

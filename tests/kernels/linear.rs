@@ -1,0 +1,1 @@
+//! Kernel `linear` against its CPU twin.

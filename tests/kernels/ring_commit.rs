@@ -1,0 +1,1 @@
+//! Kernel `ring_commit` against its CPU twin.

@@ -1,0 +1,1 @@
+//! Kernel `route` against its CPU twin.
