@@ -7,14 +7,49 @@
 //! valid configuration can name sizes whose products overflow 64 bits.
 
 use std::fmt;
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
+use clap::{ArgGroup, Args};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
 use crate::{Error, Result};
+
+/// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("source").required(true).args(["model", "config"])))]
+pub(super) struct Inspect {
+    /// Folder with a config.json.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// A config.json.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Tokens of context for the cache and the FLOPs; by default as many as the model was made for.
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Inspect {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let source = self.model.or(self.config).expect("clap asks for one of the two");
+        let inspection = Inspection::open(source, self.context)?;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, &inspection)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{inspection}")?;
+        }
+        Ok(())
+    }
+}
 
 /// What a model costs at a context.
 #[derive(Debug, Clone, Serialize)]

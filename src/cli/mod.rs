@@ -2,7 +2,7 @@
 
 mod bench;
 mod generate;
-mod inspect;
+pub mod inspect;
 mod runtime;
 mod trace;
 
@@ -59,8 +59,6 @@ enum Device {
 pub fn command() -> clap::Command {
     Cli::command()
 }
-
-pub mod inspect;
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
