@@ -57,6 +57,9 @@ impl Sequence {
     pub fn generate<'a>(&'a mut self, request: &Request) -> Result<Generation<'a>> {
         let config = self.model.config();
         request.validate(config.vocab_size)?;
+        if self.pending.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
         check_room(self.len(), request.max_tokens, config.max_position_embeddings)?;
         Ok(Generation { sequence: self, request: request.clone(), made: 0, done: false })
     }
@@ -112,9 +115,6 @@ pub(crate) fn check_tokens(tokens: &[u32], vocabulary: usize, length: usize, con
 
 /// Refuses a generation that a text of `length` has no room for.
 pub(crate) fn check_room(length: usize, max_tokens: usize, context: usize) -> Result<()> {
-    if length == 0 {
-        return Err(Error::EmptyPrompt);
-    }
     match length.checked_add(max_tokens) {
         Some(needed) if needed <= context => Ok(()),
         needed => Err(Error::Context { needed: needed.unwrap_or(usize::MAX), allowed: context }),
