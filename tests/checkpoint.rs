@@ -7,13 +7,9 @@ use support::shared;
 
 #[test]
 fn golden_and_pocket_checkpoints_open() {
-    for folder in [
-        "golden/ckpt_f32",
-        "golden/ckpt_bf16",
-        "golden/ckpt_fp8fp4",
-        "pocket/export",
-        "pocket/export/quantised",
-    ] {
+    for folder in
+        ["golden/ckpt_f32", "golden/ckpt_bf16", "golden/ckpt_fp8fp4", "pocket/export", "pocket/export/quantised"]
+    {
         let Some(folder) = shared(folder) else { continue };
         let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
         let head = checkpoint.tensor("head.weight").unwrap();

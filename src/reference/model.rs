@@ -172,7 +172,9 @@ impl Model {
             .collect();
         if let Some(engram) = &c.engram {
             trace.put("engram_hash_ids", &[1, t, hashes.len(), engram.rows_per_token()], || {
-                Values::I64((0..t).flat_map(|t| hashes.iter().flat_map(move |h| h[t].iter().map(|&r| r as i64))).collect())
+                Values::I64(
+                    (0..t).flat_map(|t| hashes.iter().flat_map(move |h| h[t].iter().map(|&r| r as i64))).collect(),
+                )
             });
         }
         Ok(Rows {
@@ -321,7 +323,8 @@ impl Model {
             trace.record("comp_kv_used", &[1, entries.rows, d], &entries.data);
             trace.put("topk", &[1, t, k], || {
                 let ids = |chosen: &Vec<u32>| {
-                    let ids: Vec<i32> = chosen.iter().map(|&id| id as i32).chain(std::iter::repeat(-1)).take(k).collect();
+                    let ids: Vec<i32> =
+                        chosen.iter().map(|&id| id as i32).chain(std::iter::repeat(-1)).take(k).collect();
                     ids
                 };
                 Values::I32(rows.selection.iter().flat_map(ids).collect())
@@ -434,7 +437,8 @@ impl Model {
         let c = &self.config;
         let (t, heads, d_i, entries) = (x.rows, c.index_n_heads, c.index_head_dim, global.entries.rows);
         let queries = w.wq_b.apply(q_latent);
-        let queries = queries.map_rows(heads * d_i, |i, q| cache_append::index_query(q, d_i, (first + i) as u32, freqs));
+        let queries =
+            queries.map_rows(heads * d_i, |i, q| cache_append::index_query(q, d_i, (first + i) as u32, freqs));
         trace.record("index_q_prequant", &[1, t, heads, d_i], &queries.data);
         let by_head = Matrix::new(t * heads, d_i, queries.data);
         let queries = Matrix::new(t, heads * d_i, self.quantise(CacheFormat::Mxfp4, by_head).data);
@@ -455,7 +459,9 @@ impl Model {
             let score = |&entry: &u32| {
                 let key = global.keys.row(entry as usize);
                 match self.slips(Mutation::ScoreWithoutRelu) {
-                    true => queries.row(i).chunks_exact(d_i).zip(&weights).map(|(q, w)| w * super::math::dot(q, key)).sum(),
+                    true => {
+                        queries.row(i).chunks_exact(d_i).zip(&weights).map(|(q, w)| w * super::math::dot(q, key)).sum()
+                    }
                     false => index_score::score(queries.row(i), &weights, key),
                 }
             };
@@ -545,7 +551,8 @@ impl Model {
         });
         let shared = x.map_rows(h, |_, x| part(&w.shared, x, 1.0));
 
-        let all = |values: fn(&route::Route) -> &Vec<f32>| Values::F32(routes.iter().flat_map(values).copied().collect());
+        let all =
+            |values: fn(&route::Route) -> &Vec<f32>| Values::F32(routes.iter().flat_map(values).copied().collect());
         trace.put("moe_scores", &[t, c.n_routed_experts], || all(|r| &r.scores));
         trace.put("moe_weights", &[t, k], || all(|r| &r.weights));
         let ids = || Values::I32(routes.iter().flat_map(|r| &r.ids).map(|&id| id as i32).collect());
