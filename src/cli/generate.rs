@@ -1,9 +1,7 @@
 //! `cedra generate`: a prompt in, text out.
 
-use super::runtime::Runtime;
 use super::ModelArgs;
 use crate::sampling::{Request, Sampling};
-use crate::text::StreamDecoder;
 use anyhow::Context;
 use clap::{ArgGroup, Args};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -81,7 +79,7 @@ impl Generate {
         let mut out = std::io::stdout().lock();
         let mut text = String::new();
         let mut ids = Vec::new();
-        let mut decoder = StreamDecoder::new(&opened.tokenizer);
+        let mut decoder = opened.tokenizer.stream();
         let mut first = None;
         let finish = {
             let mut tokens = runtime.generate(&request)?;
@@ -96,7 +94,7 @@ impl Generate {
                 }
                 text.push_str(&piece);
             }
-            let tail = decoder.finish()?;
+            let tail = decoder.finish();
             if !self.json {
                 writeln!(out, "{tail}")?;
             }

@@ -39,7 +39,7 @@ pub struct Sequence {
     pub(super) kernels: StepKernels,
     readback: ReadbackRing,
     /// The whole text.
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     /// Tokens of it that are in the cache; the rest is read by the next step.
     pub(super) cached: usize,
     run: Option<Run>,

@@ -46,7 +46,7 @@ impl Sequence {
             let found = format!("{} with {pending} waiting", tokens.len());
             return Err(Error::Setting { setting: "traced tokens", found, allowed: format!("1 to {}", layout.rows) });
         }
-        self.push(tokens);
+        self.tokens.extend(tokens);
         let rows = self.send_rows(tokens.len(), Step::default());
         let mut trace = Trace::new();
         let mut recording = Recording::new();
@@ -67,7 +67,7 @@ impl Sequence {
     pub fn trace_layer(&mut self, index: usize, tokens: &[u32], streams: &[f32], pre: &[f32]) -> Result<Trace> {
         let model = self.model.clone();
         let Model { gpu, config, layout, scratch, weights, .. } = &*model;
-        let (t, n, h) = (tokens.len(), config.hc_mult, config.hidden_size);
+        let (t, h) = (tokens.len(), config.hidden_size);
         let rows = Rows { position: self.cached as u32, count: t as u32 };
         let step = Step { position: rows.position, rows: rows.count, ..Step::default() };
         gpu.upload(&self.cache.step, 0, bytemuck::bytes_of(&step));
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
                 let constants = floats(gpu, &mix.constants)?;
                 let (scale, base) = constants.split_at(3);
                 let projection = Matrix::new(0, n * config.hidden_size, vec![]);
-                Ok(MixWeights { projection, base: base[..n * (n + 2)].to_vec(), scale: [scale[0], scale[1], scale[2]] })
+                Ok(MixWeights { projection, base: base[..n * (n + 2)].to_vec(), scale: scale.to_vec() })
             };
             mixes.push([mix(&layer.mixes[0])?, mix(&layer.mixes[1])?]);
             norms.push([floats(gpu, &layer.attn_norm)?, floats(gpu, &layer.q_norm)?, floats(gpu, &layer.ffn_norm)?]);

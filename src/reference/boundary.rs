@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::math::{add, dot, sigmoid, Matrix};
+use crate::config::Config;
 
 /// Weights of one mix. With n streams of h channels: projection (n(n + 2), n h), scale (3), base (n(n + 2)).
 #[derive(Debug, Clone, Default)]
@@ -26,6 +27,18 @@ pub struct MixShape {
     pub rms_eps: f32,
     /// Added in the Sinkhorn iteration and to `pre`.
     pub hc_eps: f32,
+}
+
+impl MixShape {
+    /// That of a config.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            streams: config.hc_mult,
+            sinkhorn_iters: config.hc_sinkhorn_iters,
+            rms_eps: config.rms_norm_eps,
+            hc_eps: config.hc_eps,
+        }
+    }
 }
 
 /// A finished mix of one row.
