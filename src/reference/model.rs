@@ -79,7 +79,7 @@ pub struct Global {
     pub entries: Matrix,
     /// Index keys (C, D_i).
     pub keys: Matrix,
-    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the tokens of an incomplete group: position p lies in slot `p % ratio`.
+    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the newest group's tokens but its last: position p lies in slot `p % ratio`.
     pub remainder: Matrix,
 }
 
@@ -353,7 +353,7 @@ impl Model {
         w.wo_b.apply(&u)
     }
 
-    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what is left over
+    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what an incomplete one needs
     /// (`numerics.md` §5, §6).
     #[allow(clippy::too_many_arguments)] // one Full layer's whole surroundings
     fn compress(
@@ -384,7 +384,7 @@ impl Model {
         });
         let latents = Matrix::stack(d, pooled.map(|pooled| cache_append::latent(&pooled, &w.norm, eps)));
         if let Some(gates) = &gates {
-            for s in first.max(end / ratio * ratio)..end {
+            for s in (first..end).filter(|s| (s + 1) % ratio != 0) {
                 let kept = global.remainder.row_mut(s % ratio);
                 kept[..d].copy_from_slice(values.row(s - first));
                 kept[d..].copy_from_slice(gates.row(s - first));
