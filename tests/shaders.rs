@@ -160,7 +160,19 @@ fn conventions_are_checked() {
     .iter()
     .map(|text| refused("k plain", text))
     .collect();
-    insta::assert_snapshot!(problems.join("\n"), @"");
+    insta::assert_snapshot!(problems.join("\n"), @r"
+    shaders/k.wgsl, variant plain: 9 storage buffers, allowed 8
+    shaders/k.wgsl, variant plain: `a` and `b` share binding 2
+    shaders/k.wgsl, variant plain: `a` is in group 1, only group 0 is used
+    shaders/k.wgsl, variant plain: `a` is at binding 1; `params` is 0, `step` 1, storage buffers follow from 2
+    shaders/k.wgsl, variant plain: `params` is at binding 1; `params` is 0, `step` 1, storage buffers follow from 2
+    shaders/k.wgsl, variant plain: uniform `extra`: only `params` and `step` are uniforms
+    shaders/k.wgsl, variant plain: 16400 bytes of workgroup memory, allowed 16384
+    shaders/k.wgsl, variant plain: 512 invocations a workgroup, allowed 256
+    shaders/k.wgsl, variant plain: the entry point is `other`, a compute shader named `main` is expected
+    shaders/k.wgsl, variant plain: the workgroup size is not literal
+    shaders/k.wgsl, variant plain: 0 entry points, one named `main` is expected
+    ");
 }
 
 #[test]

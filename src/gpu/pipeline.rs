@@ -121,7 +121,7 @@ impl Gpu {
         let label = format!("{}/{}", shader.kernel, shader.variant);
         if !self.features().cover(shader.needs) {
             return Err(Error::Unsupported {
-                what: format!("kernel {label} needs {:?}; the device has {}", shader.needs, self.features()),
+                what: format!("kernel {label} needs {}; the device has {}", shader.needs, self.features()),
             });
         }
         if let Some((name, _)) = overrides.iter().find(|(name, _)| !shader.overrides.contains(name)) {
