@@ -4,7 +4,12 @@
 
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::kernels::{boundary, cache_append::PageLayout, group_rows, select::{score_stride, CandidateDims}};
+use crate::kernels::{
+    boundary,
+    cache_append::PageLayout,
+    group_rows,
+    select::{score_stride, CandidateDims},
+};
 use crate::{Error, Result};
 
 pub use crate::kernels::cache_append::PAGE_TOKENS;
@@ -174,11 +179,9 @@ impl Layout {
         let selecting = || config.layers.iter().filter(|layer| selects(layer));
         let scores = selecting().map(|layer| score_stride(score_width(layer)) as usize).max().unwrap_or(0);
         let rows = options.chunk.min((SCORE_BUDGET / 4 / scores.max(1)).max(1)).min(options.context);
-        let blocks = config
-            .layers
-            .iter()
-            .find(|layer| layer.candidates == Candidates::Source)
-            .map_or(0, |layer| candidate_dims(config).maxima_words((pages * PAGE_TOKENS / layer.ratio) as u32) as usize);
+        let blocks = config.layers.iter().find(|layer| layer.candidates == Candidates::Source).map_or(0, |layer| {
+            candidate_dims(config).maxima_words((pages * PAGE_TOKENS / layer.ratio) as u32) as usize
+        });
         let parts = config.num_experts_per_tok + 1;
         let group = stride4(config.num_attention_heads / config.o_groups * d);
         let up_index = stride4(config.num_attention_heads * d);

@@ -81,8 +81,7 @@ impl Bench {
         let config = opened.checkpoint.config();
         // Ids that spread over the vocabulary and repeat no n-gram soon; the first is the beginning of a text.
         let vocabulary = config.vocab_size as u64;
-        let mut prompt: Vec<u32> =
-            (0..self.context as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect();
+        let mut prompt: Vec<u32> = (0..self.context as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect();
         if let Some(first) = prompt.first_mut() {
             *first = config.bos_token_id;
         }

@@ -48,12 +48,7 @@ impl Generate {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let request = Request {
             max_tokens: self.max_tokens,
-            sampling: Sampling {
-                temperature: self.temperature,
-                top_p: self.top_p,
-                top_k: self.top_k,
-                seed: self.seed,
-            },
+            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
             stop_ids: vec![],
         };
         request.validate(usize::MAX)?;
@@ -99,7 +94,11 @@ impl Generate {
                 writeln!(out, "{tail}")?;
             }
             text.push_str(&tail);
-            if ids.len() == self.max_tokens { "length" } else { "stop" }
+            if ids.len() == self.max_tokens {
+                "length"
+            } else {
+                "stop"
+            }
         };
         let total = reading.elapsed().as_secs_f64();
         let first = first.unwrap_or(total);
@@ -139,6 +138,7 @@ pub(super) fn progress_bar(hidden: bool, length: u64, what: &'static str) -> Pro
     if hidden || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec}, {eta} left").expect("a valid template");
+    let style =
+        ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec}, {eta} left").expect("a valid template");
     ProgressBar::new(length).with_style(style).with_message(what)
 }

@@ -116,7 +116,9 @@ impl Sequence {
     /// # Errors
     /// The device's.
     pub async fn clear_async(&mut self) -> Result<()> {
-        self.settle().await.or_else(|error| if matches!(error, Error::NonFinite { .. }) { Ok(()) } else { Err(error) })?;
+        self.settle()
+            .await
+            .or_else(|error| if matches!(error, Error::NonFinite { .. }) { Ok(()) } else { Err(error) })?;
         self.cache.clear(&self.model.gpu);
         self.tokens.clear();
         self.cached = 0;

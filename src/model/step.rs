@@ -553,11 +553,9 @@ impl<'a> Builder<'a> {
         };
         let kind = match plan.candidates {
             Candidates::Ignored => SelectKind::Plain,
-            Candidates::Source => SelectKind::Source {
-                dims: candidates,
-                maxima: &scratch.block_maxima,
-                candidates: &scratch.candidates,
-            },
+            Candidates::Source => {
+                SelectKind::Source { dims: candidates, maxima: &scratch.block_maxima, candidates: &scratch.candidates }
+            }
             Candidates::Restricted => SelectKind::Restricted { dims: candidates, candidates: &scratch.candidates },
         };
         let select_dims = SelectDims { topk: config.index_topk as u32, ratio: plan.ratio as u32, capacity };

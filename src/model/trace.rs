@@ -259,13 +259,13 @@ impl<'a> Reader<'a> {
             let at = PageLayout::new(plan.ratio, d, config.index_head_dim);
             let first = self.rows.position as usize / plan.ratio;
             let entries = first..(self.rows.position as usize + t) / plan.ratio;
-            let latents = entries.clone().flat_map(|entry| {
-                CacheFormat::Nvfp4.unpack(&pages[at.latent(entry)..][..at.latent_words], d)
-            });
+            let latents = entries
+                .clone()
+                .flat_map(|entry| CacheFormat::Nvfp4.unpack(&pages[at.latent(entry)..][..at.latent_words], d));
             let (count, index_dim) = (entries.len(), config.index_head_dim);
             self.put("comp_kv", &[1, count, d], latents.collect());
-            let keys = entries
-                .flat_map(|entry| CacheFormat::Mxfp4.unpack(&pages[at.key(entry)..][..at.key_words], index_dim));
+            let keys =
+                entries.flat_map(|entry| CacheFormat::Mxfp4.unpack(&pages[at.key(entry)..][..at.key_words], index_dim));
             self.put("index_k", &[1, count, index_dim], keys.collect());
         }
         if selects(plan) {

@@ -3,7 +3,6 @@
 //! [`WeightPlan`] says where everything will lie and how many bytes it takes before a device is touched; [`Weights`] is
 //! the plan carried out.
 
-use crate::layout::{selects, stride4, DownRow, Layout};
 use super::pack::{slice_limit, ExpertPlan, LinearPlan, Loader, MatrixSpec};
 use crate::checkpoint::layout::TensorSpec;
 use crate::checkpoint::{Checkpoint, Format, Tensor};
@@ -12,6 +11,7 @@ use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::ExpertPack;
 use crate::kernels::linear::{Pack, Segment};
 use crate::kernels::{boundary, cache_append, engram_gather};
+use crate::layout::{selects, stride4, DownRow, Layout};
 use crate::reference::rope;
 use crate::text::NgramTables;
 use crate::Result;
@@ -195,7 +195,8 @@ impl WeightPlan {
 
     /// Slices of each kind of pack, for the count of uniforms: linear, experts, embedding, Engram tables.
     pub(super) fn slices(&self) -> Slices {
-        let mut slices = Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
+        let mut slices =
+            Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
         for layer in &self.layers {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
             slices.linear += packs.iter().map(|pack| pack.plan.slices()).sum::<usize>();
