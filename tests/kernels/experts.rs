@@ -42,7 +42,8 @@ impl Experts {
         [0, 1].map(|down| {
             let matrices = 2 - down;
             let plan = ExpertPlan::new(matrices, shapes[down], self.routed(), self.formats, limits[down]).unwrap();
-            let load = plan.load(&mut Loader::new(gpu), "experts", |e, m| Ok(self.experts[e][2 * down + m].tensor()));
+            let mut loader = Loader::new(gpu);
+            let load = plan.load(&mut loader, "experts", |e, m| Ok(self.experts[e][2 * down + m].tensor()));
             let pack = pollster::block_on(load).unwrap();
             let held: u64 = pack.slices.iter().map(|slice| Buffer::allocated(slice.weights.bytes())).sum();
             assert_eq!(held, plan.bytes(), "the plan is exact");
