@@ -15,3 +15,89 @@ pub mod ring_commit;
 pub mod route;
 pub mod sample;
 pub mod select;
+
+use crate::gpu::Layout;
+
+/// State of a step on the device: twin of `Step` in `shaders/shared/step.wgsl`. It lives in one buffer, which kernels
+/// bind as `step`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Step {
+    /// Tokens in the cache before this step; row t has position `position + t`.
+    pub position: u32,
+    /// Rows in flight; 0 once generation has stopped: then every kernel does nothing.
+    pub rows: u32,
+    /// Tokens sampled since the last reset.
+    pub sampled: u32,
+    /// 0 running, 1 stopped, 2 a logit was not finite.
+    pub status: u32,
+    /// Low word of the generator's seed.
+    pub seed_lo: u32,
+    /// High word of the generator's seed.
+    pub seed_hi: u32,
+    /// Tokens to choose among; 0 is all.
+    pub top_k: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Probability mass to choose among.
+    pub top_p: f32,
+    /// Stop ids to compare with.
+    pub stop_count: u32,
+    /// Reserved.
+    pub p0: u32,
+    /// Reserved.
+    pub p1: u32,
+    /// Reserved.
+    pub p2: u32,
+    /// Reserved.
+    pub p3: u32,
+    /// Reserved.
+    pub p4: u32,
+    /// Reserved.
+    pub p5: u32,
+}
+
+/// Every host struct that a shader reads, to be held against the shaders. [`Step`] is in several kernels; it stands here
+/// under the kernel that writes it.
+pub fn layouts() -> Vec<Layout> {
+    let mut layouts = vec![crate::layout!(
+        "sample",
+        Step {
+            position,
+            rows,
+            sampled,
+            status,
+            seed_lo,
+            seed_hi,
+            top_k,
+            temperature,
+            top_p,
+            stop_count,
+            p0,
+            p1,
+            p2,
+            p3,
+            p4,
+            p5
+        }
+    )];
+    layouts.extend([
+        linear::layout(),
+        linear::segment_layout(),
+        experts_up::layout(),
+        experts_up::segment_layout(),
+        experts_down::layout(),
+        embed::layout(),
+        route::layout(),
+        group_rows::layout(),
+    ]);
+    layouts.extend([
+        boundary::layout(),
+        boundary::mix_layout(),
+        engram_gather::layout(),
+        engram_gate::layout(),
+        engram_gate::mix_layout(),
+        sample::layout(),
+    ]);
+    layouts
+}

@@ -1,0 +1,246 @@
+// Dot products of four weight rows with a tile of R input rows, by a group of LANES lanes.
+//
+// The order of every sum is fixed by the channel count alone: lane l takes chunks l, l + LANES, ...; inside a chunk one
+// fma chain over its 32 channels from zero, times the chunk's scale by fma into the lane's sum; then a binary tree over
+// the lanes. So a product is the same bits whatever R is, and however many rows or segments are in flight.
+//
+// The importing kernel declares `params.k` (channels), `weights: array<vec4<u32>>`, `x: array<vec4<f32>>`,
+// `NORM` (bool), `fn norm_quad(q: u32) -> vec4<f32>` (weights of the RMS norm of the input, four channels) and
+// `fn x_row(i: u32) -> u32` (where row i of the tile starts in x; rows beyond the last repeat it).
+#import weights
+#import rows
+
+const WORKGROUP: u32 = 128u;
+override LANES: u32;
+
+// Four channels of the tile.
+struct Quad {
+    x: Rows,
+    y: Rows,
+    z: Rows,
+    w: Rows,
+}
+
+// The products with the four weight rows.
+struct Four {
+    a: Rows,
+    b: Rows,
+    c: Rows,
+    d: Rows,
+}
+
+var<private> x_at: RowIndex;
+// Squares of the lane's channels, when NORM.
+var<private> squares: Rows;
+var<workgroup> partial: array<Four, WORKGROUP>;
+
+fn four_zero() -> Four {
+    return Four(rows_zero(), rows_zero(), rows_zero(), rows_zero());
+}
+
+fn four_add(p: Four, q: Four) -> Four {
+    return Four(rows_add(p.a, q.a), rows_add(p.b, q.b), rows_add(p.c, q.c), rows_add(p.d, q.d));
+}
+
+// Channels 4q .. 4q + 3 of a vector, zero beyond channel k: what lies there may be anything.
+fn inside(v: vec4<f32>, q: u32) -> vec4<f32> {
+    if (4u * q + 4u <= params.k) {
+        return v;
+    }
+    let channel = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u);
+    return select(vec4<f32>(0.0), v, channel < vec4<u32>(params.k));
+}
+
+// Channels 4q .. 4q + 3 of the input row that starts at `at`.
+fn load_row(at: u32, q: u32) -> vec4<f32> {
+    return inside(x[at + q], q);
+}
+
+// Channels 4q .. 4q + 3 of the tile, times the norm's weights.
+fn load_quad(q: u32) -> Quad {
+#ifdef R1
+    let v = load_row(x_at, q);
+    let t = Quad(v.x, v.y, v.z, v.w);
+#endif
+#ifdef R4
+    let m = transpose(mat4x4<f32>(load_row(x_at.x, q), load_row(x_at.y, q), load_row(x_at.z, q), load_row(x_at.w, q)));
+    let t = Quad(m[0], m[1], m[2], m[3]);
+#endif
+#ifdef R8
+    let l = x_at.lo;
+    let h = x_at.hi;
+    let m = transpose(mat4x4<f32>(load_row(l.x, q), load_row(l.y, q), load_row(l.z, q), load_row(l.w, q)));
+    let n = transpose(mat4x4<f32>(load_row(h.x, q), load_row(h.y, q), load_row(h.z, q), load_row(h.w, q)));
+    let t = Quad(Rows(m[0], n[0]), Rows(m[1], n[1]), Rows(m[2], n[2]), Rows(m[3], n[3]));
+#endif
+    if (!NORM) {
+        return t;
+    }
+    squares = rows_square(t.w, rows_square(t.z, rows_square(t.y, rows_square(t.x, squares))));
+    let g = inside(norm_quad(q), q);
+    let zero = rows_zero();
+    return Quad(mac(g.x, t.x, zero), mac(g.y, t.y, zero), mac(g.z, t.z, zero), mac(g.w, t.w, zero));
+}
+
+fn chain(w: vec4<f32>, t: Quad, acc: Rows) -> Rows {
+    return mac(w.w, t.w, mac(w.z, t.z, mac(w.y, t.y, mac(w.x, t.x, acc))));
+}
+
+// Adds the products of channels 4q .. 4q + 3 with the decoded weights of the four rows.
+fn advance(sum: Four, q: u32, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> Four {
+    let t = load_quad(q);
+    return Four(chain(a, t, sum.a), chain(b, t, sum.b), chain(c, t, sum.c), chain(d, t, sum.d));
+}
+
+fn advance_fp4(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
+    let s = advance(sum, q, e2m1x4(a), e2m1x4(b), e2m1x4(c), e2m1x4(d));
+    return advance(s, q + 1u, e2m1x4(a >> 16u), e2m1x4(b >> 16u), e2m1x4(c >> 16u), e2m1x4(d >> 16u));
+}
+
+fn advance_fp8(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
+    return advance(sum, q, e4m3x4(a), e4m3x4(b), e4m3x4(c), e4m3x4(d));
+}
+
+fn scaled(sum: Rows, part: Rows, at: u32, c: u32) -> Rows {
+    let byte = scale_byte(at, c);
+    return mac(ue8m0(byte), mac(ue8m0_half(byte), part, rows_zero()), sum);
+}
+
+// Adds the chunk's sums, each times its row's scale.
+fn add_scaled(sum: Four, part: Four, scales: vec4<u32>, c: u32) -> Four {
+    return Four(
+        scaled(sum.a, part.a, scales.x, c),
+        scaled(sum.b, part.b, scales.y, c),
+        scaled(sum.c, part.c, scales.z, c),
+        scaled(sum.d, part.d, scales.w, c),
+    );
+}
+
+// This lane's part of the products with four weight rows of one format: `data` where each starts in `weights`, `scales`
+// the word where each one's scales start.
+fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four {
+#ifdef R1
+    x_at = x_row(0u);
+#endif
+#ifdef R4
+    x_at = vec4<u32>(x_row(0u), x_row(1u), x_row(2u), x_row(3u));
+#endif
+#ifdef R8
+    x_at.lo = vec4<u32>(x_row(0u), x_row(1u), x_row(2u), x_row(3u));
+    x_at.hi = vec4<u32>(x_row(4u), x_row(5u), x_row(6u), x_row(7u));
+#endif
+    squares = rows_zero();
+    var sum = four_zero();
+    let chunks = (params.k + 31u) / 32u;
+    switch format {
+        case FP4: {
+            for (var c = lane; c < chunks; c += LANES) {
+                let ra = weights[data.x + c];
+                let rb = weights[data.y + c];
+                let rc = weights[data.z + c];
+                let rd = weights[data.w + c];
+                let q = 8u * c;
+                var part = advance_fp4(four_zero(), q, ra.x, rb.x, rc.x, rd.x);
+                part = advance_fp4(part, q + 2u, ra.y, rb.y, rc.y, rd.y);
+                part = advance_fp4(part, q + 4u, ra.z, rb.z, rc.z, rd.z);
+                part = advance_fp4(part, q + 6u, ra.w, rb.w, rc.w, rd.w);
+                sum = add_scaled(sum, part, scales, c);
+            }
+        }
+        case FP8_BLOCK, FP8_ROW: {
+            for (var c = lane; c < chunks; c += LANES) {
+                var part = four_zero();
+                for (var i = 2u * c; i < 2u * c + 2u; i++) {
+                    let ra = weights[data.x + i];
+                    let rb = weights[data.y + i];
+                    let rc = weights[data.z + i];
+                    let rd = weights[data.w + i];
+                    let q = 4u * i;
+                    part = advance_fp8(part, q, ra.x, rb.x, rc.x, rd.x);
+                    part = advance_fp8(part, q + 1u, ra.y, rb.y, rc.y, rd.y);
+                    part = advance_fp8(part, q + 2u, ra.z, rb.z, rc.z, rd.z);
+                    part = advance_fp8(part, q + 3u, ra.w, rb.w, rc.w, rd.w);
+                }
+                sum = add_scaled(sum, part, scales, c);
+            }
+        }
+        case BF16: {
+            for (var c = lane; c < chunks; c += LANES) {
+                var part = four_zero();
+                for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                    let ra = weights[data.x + i];
+                    let rb = weights[data.y + i];
+                    let rc = weights[data.z + i];
+                    let rd = weights[data.w + i];
+                    let q = 2u * i;
+                    part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
+                    part = advance(part, q + 1u, bf16x4(ra.z, ra.w), bf16x4(rb.z, rb.w), bf16x4(rc.z, rc.w), bf16x4(rd.z, rd.w));
+                }
+                sum = four_add(sum, part);
+            }
+        }
+        case FP16: {
+            for (var c = lane; c < chunks; c += LANES) {
+                var part = four_zero();
+                for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                    let ra = weights[data.x + i];
+                    let rb = weights[data.y + i];
+                    let rc = weights[data.z + i];
+                    let rd = weights[data.w + i];
+                    let q = 2u * i;
+                    part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
+                    part = advance(part, q + 1u, f16x4(ra.z, ra.w), f16x4(rb.z, rb.w), f16x4(rc.z, rc.w), f16x4(rd.z, rd.w));
+                }
+                sum = four_add(sum, part);
+            }
+        }
+        default: {
+            for (var c = lane; c < chunks; c += LANES) {
+                var part = four_zero();
+                for (var q = 8u * c; q < 8u * c + 8u; q++) {
+                    let ra = bitcast<vec4<f32>>(weights[data.x + q]);
+                    let rb = bitcast<vec4<f32>>(weights[data.y + q]);
+                    let rc = bitcast<vec4<f32>>(weights[data.z + q]);
+                    let rd = bitcast<vec4<f32>>(weights[data.w + q]);
+                    part = advance(part, q, ra, rb, rc, rd);
+                }
+                sum = four_add(sum, part);
+            }
+        }
+    }
+    return sum;
+}
+
+// Sums over the lanes of the group; every lane gets them. To be called by the whole workgroup.
+fn reduce_four(local: u32, value: Four) -> Four {
+    let lane = local % LANES;
+    partial[local] = value;
+    for (var s = LANES / 2u; s > 0u; s /= 2u) {
+        workgroupBarrier();
+        if (lane < s) {
+            partial[local] = four_add(partial[local], partial[local + s]);
+        }
+    }
+    workgroupBarrier();
+    let sum = partial[local - lane];
+    workgroupBarrier();
+    return sum;
+}
+
+fn reduce_rows(local: u32, value: Rows) -> Rows {
+    let lane = local % LANES;
+    partial[local].a = value;
+    for (var s = LANES / 2u; s > 0u; s /= 2u) {
+        workgroupBarrier();
+        if (lane < s) {
+            partial[local].a = rows_add(partial[local].a, partial[local + s].a);
+        }
+    }
+    workgroupBarrier();
+    return partial[local - lane].a;
+}
+
+// The factor of the RMS norm of row i of the tile (numerics.md §3), from the row's square sum.
+fn rms_factor(square_sum: f32, eps: f32) -> f32 {
+    return inverseSqrt(square_sum / f32(params.k) + eps);
+}

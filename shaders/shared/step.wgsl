@@ -1,0 +1,15 @@
+// The state of a step on the device: where it stands and how the next token is drawn. Twin of `kernels::Step`.
+// It lives in one buffer, bound as a uniform by the kernels that read it and as storage by the one that advances it.
+struct Step {
+    position: u32,    // tokens in the cache before this step; row t has position `position + t`
+    rows: u32,        // rows in flight; 0 once generation has stopped
+    sampled: u32,     // tokens sampled since the last reset
+    status: u32,      // 0 running, 1 stopped, 2 a logit was not finite
+    seed_lo: u32,     // generator: low and high word of the seed
+    seed_hi: u32,
+    top_k: u32,       // 0: off
+    temperature: f32, // 0: greedy
+    top_p: f32,
+    stop_count: u32,  // stop ids to compare with
+    p0: u32, p1: u32, p2: u32, p3: u32, p4: u32, p5: u32,
+}

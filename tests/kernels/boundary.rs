@@ -1,0 +1,1 @@
+//! Kernel `boundary` against its CPU twin.

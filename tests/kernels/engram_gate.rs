@@ -1,0 +1,1 @@
+//! Kernel `engram_gate` against its CPU twin.

@@ -1,0 +1,1 @@
+//! Kernel `engram_gather` against its CPU twin.

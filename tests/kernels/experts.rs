@@ -1,0 +1,1 @@
+//! Kernel `experts` against its CPU twin.

@@ -1,0 +1,1 @@
+//! Kernel `sample` against its CPU twin.
