@@ -527,7 +527,8 @@ pub(super) fn engram_dims(
         ngram: engram.max_ngram_size as u32,
         heads: engram.n_heads as u32,
         head_dim: engram.head_dim as u32,
-        image_token: config.image_token_id,
+        // Text only: an image token is a token like any other here, as in the CPU model.
+        image_token: None,
         pad_token: None,
         pad_compressed: tables.pad,
     }
