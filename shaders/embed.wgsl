@@ -52,7 +52,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(global_invocation_id) 
             let w = weights[at + q / 2u];
             v = bf16x4(w[2u * (q % 2u)], w[2u * (q % 2u) + 1u]);
         }
-        case FP16: {
+        case F16: {
             let w = weights[at + q / 2u];
             v = f16x4(w[2u * (q % 2u)], w[2u * (q % 2u) + 1u]);
         }

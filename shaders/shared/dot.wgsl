@@ -12,6 +12,15 @@
 
 const WORKGROUP: u32 = 128u;
 override LANES: u32;
+// Formats that occur, a bit each: what is left out is not compiled.
+override FORMATS: u32;
+override HAS_F32: bool = (FORMATS & 1u) != 0u;
+override HAS_BF16: bool = (FORMATS & 2u) != 0u;
+override HAS_F16: bool = (FORMATS & 4u) != 0u;
+override HAS_FP8: bool = (FORMATS & 24u) != 0u;
+override HAS_FP4: bool = (FORMATS & 32u) != 0u;
+// Whether the last chunk has fewer than 32 channels.
+override TAIL: bool;
 
 // Four channels of the tile.
 struct Quad {
@@ -44,7 +53,7 @@ fn four_add(p: Four, q: Four) -> Four {
 
 // Channels 4q .. 4q + 3 of a vector, zero beyond channel k: what lies there may be anything.
 fn inside(v: vec4<f32>, q: u32) -> vec4<f32> {
-    if (4u * q + 4u <= params.k) {
+    if (!TAIL) {
         return v;
     }
     let channel = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u);
@@ -132,80 +141,78 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
     squares = rows_zero();
     var sum = four_zero();
     let chunks = (params.k + 31u) / 32u;
-    switch format {
-        case FP4: {
-            for (var c = lane; c < chunks; c += LANES) {
-                let ra = weights[data.x + c];
-                let rb = weights[data.y + c];
-                let rc = weights[data.z + c];
-                let rd = weights[data.w + c];
-                let q = 8u * c;
-                var part = advance_fp4(four_zero(), q, ra.x, rb.x, rc.x, rd.x);
-                part = advance_fp4(part, q + 2u, ra.y, rb.y, rc.y, rd.y);
-                part = advance_fp4(part, q + 4u, ra.z, rb.z, rc.z, rd.z);
-                part = advance_fp4(part, q + 6u, ra.w, rb.w, rc.w, rd.w);
-                sum = add_scaled(sum, part, scales, c);
-            }
+    if (HAS_FP4 && format == FP4) {
+        for (var c = lane; c < chunks; c += LANES) {
+            let ra = weights[data.x + c];
+            let rb = weights[data.y + c];
+            let rc = weights[data.z + c];
+            let rd = weights[data.w + c];
+            let q = 8u * c;
+            var part = advance_fp4(four_zero(), q, ra.x, rb.x, rc.x, rd.x);
+            part = advance_fp4(part, q + 2u, ra.y, rb.y, rc.y, rd.y);
+            part = advance_fp4(part, q + 4u, ra.z, rb.z, rc.z, rd.z);
+            part = advance_fp4(part, q + 6u, ra.w, rb.w, rc.w, rd.w);
+            sum = add_scaled(sum, part, scales, c);
         }
-        case FP8_BLOCK, FP8_ROW: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 2u * c; i < 2u * c + 2u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 4u * i;
-                    part = advance_fp8(part, q, ra.x, rb.x, rc.x, rd.x);
-                    part = advance_fp8(part, q + 1u, ra.y, rb.y, rc.y, rd.y);
-                    part = advance_fp8(part, q + 2u, ra.z, rb.z, rc.z, rd.z);
-                    part = advance_fp8(part, q + 3u, ra.w, rb.w, rc.w, rd.w);
-                }
-                sum = add_scaled(sum, part, scales, c);
+    }
+    if (HAS_FP8 && (format == FP8_BLOCK || format == FP8_ROW)) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 2u * c; i < 2u * c + 2u; i++) {
+                let ra = weights[data.x + i];
+                let rb = weights[data.y + i];
+                let rc = weights[data.z + i];
+                let rd = weights[data.w + i];
+                let q = 4u * i;
+                part = advance_fp8(part, q, ra.x, rb.x, rc.x, rd.x);
+                part = advance_fp8(part, q + 1u, ra.y, rb.y, rc.y, rd.y);
+                part = advance_fp8(part, q + 2u, ra.z, rb.z, rc.z, rd.z);
+                part = advance_fp8(part, q + 3u, ra.w, rb.w, rc.w, rd.w);
             }
+            sum = add_scaled(sum, part, scales, c);
         }
-        case BF16: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 2u * i;
-                    part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
-                    part = advance(part, q + 1u, bf16x4(ra.z, ra.w), bf16x4(rb.z, rb.w), bf16x4(rc.z, rc.w), bf16x4(rd.z, rd.w));
-                }
-                sum = four_add(sum, part);
+    }
+    if (HAS_BF16 && format == BF16) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                let ra = weights[data.x + i];
+                let rb = weights[data.y + i];
+                let rc = weights[data.z + i];
+                let rd = weights[data.w + i];
+                let q = 2u * i;
+                part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
+                part = advance(part, q + 1u, bf16x4(ra.z, ra.w), bf16x4(rb.z, rb.w), bf16x4(rc.z, rc.w), bf16x4(rd.z, rd.w));
             }
+            sum = four_add(sum, part);
         }
-        case FP16: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 2u * i;
-                    part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
-                    part = advance(part, q + 1u, f16x4(ra.z, ra.w), f16x4(rb.z, rb.w), f16x4(rc.z, rc.w), f16x4(rd.z, rd.w));
-                }
-                sum = four_add(sum, part);
+    }
+    if (HAS_F16 && format == F16) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                let ra = weights[data.x + i];
+                let rb = weights[data.y + i];
+                let rc = weights[data.z + i];
+                let rd = weights[data.w + i];
+                let q = 2u * i;
+                part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
+                part = advance(part, q + 1u, f16x4(ra.z, ra.w), f16x4(rb.z, rb.w), f16x4(rc.z, rc.w), f16x4(rd.z, rd.w));
             }
+            sum = four_add(sum, part);
         }
-        default: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var q = 8u * c; q < 8u * c + 8u; q++) {
-                    let ra = bitcast<vec4<f32>>(weights[data.x + q]);
-                    let rb = bitcast<vec4<f32>>(weights[data.y + q]);
-                    let rc = bitcast<vec4<f32>>(weights[data.z + q]);
-                    let rd = bitcast<vec4<f32>>(weights[data.w + q]);
-                    part = advance(part, q, ra, rb, rc, rd);
-                }
-                sum = four_add(sum, part);
+    }
+    if (HAS_F32 && format == F32) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var q = 8u * c; q < 8u * c + 8u; q++) {
+                let ra = bitcast<vec4<f32>>(weights[data.x + q]);
+                let rb = bitcast<vec4<f32>>(weights[data.y + q]);
+                let rc = bitcast<vec4<f32>>(weights[data.z + q]);
+                let rd = bitcast<vec4<f32>>(weights[data.w + q]);
+                part = advance(part, q, ra, rb, rc, rd);
             }
+            sum = four_add(sum, part);
         }
     }
     return sum;
