@@ -2,8 +2,8 @@
 // (numerics.md section 6), for all entries that row t sees, c < (position + t + 1) / ratio, or for those of its candidate blocks.
 //
 // q . k is exact but for the sum over blocks of 32 channels: twice an E2M1 value is an integer, so a block is an integer dot
-// product times two powers of two (the factor 1/4 is in weight_scale). Blocks are added in order, then heads, by fma, in order:
-// all variants give the same bits.
+// product times two powers of two (the factor 1/4 is in weight_scale). Blocks are added in order, then heads in order, product
+// and sum rounded apart: all variants on all devices give the same bits.
 //
 // One workgroup scores a tile of 256 entries for one row, a thread an entry. Grid: (tiles, rows).
 //
@@ -31,6 +31,9 @@ struct Params {
     // Entries a candidate block; 0: score every visible entry.
     block_size: u32,
     candidate_stride: u32,
+    // 0. Added to the bits of a product, it keeps compilers from fusing the product with the sum that follows: some devices
+    // would, some could not.
+    zero: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -237,7 +240,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 for (var b = 4u; b < blocks; b++) {
                     dot += scaled_dot(load_key(at, b), query + b);
                 }
-                score = fma(tile_weights[head], max(dot, 0.0), score);
+                let product = tile_weights[head] * max(dot, 0.0);
+                score += bitcast<f32>(bitcast<u32>(product) + params.zero);
             }
         }
         workgroupBarrier();

@@ -35,13 +35,30 @@ pub struct Params {
     capacity: u32,
     block_size: u32,
     candidate_stride: u32,
+    zero: u32,
 }
 
 /// [`Params`], to be held against WGSL.
 pub fn layout() -> Layout {
     crate::layout!(
         "index_score",
-        Params { heads, code_words, row_words, weight_stride, weight_offset, weight_scale, ratio, page_entries, page_words, key_offset, score_stride, capacity, block_size, candidate_stride }
+        Params {
+            heads,
+            code_words,
+            row_words,
+            weight_stride,
+            weight_offset,
+            weight_scale,
+            ratio,
+            page_entries,
+            page_words,
+            key_offset,
+            score_stride,
+            capacity,
+            block_size,
+            candidate_stride,
+            zero
+        }
     )
 }
 
@@ -93,7 +110,8 @@ impl IndexScoreDims {
             score_stride: score_stride(self.slots()),
             capacity: self.slots(),
             block_size: self.candidates.map_or(0, |c| c.block_size),
-            candidate_stride: self.candidates.map_or(0, |c| 1 + c.blocks),
+            candidate_stride: self.candidates.map_or(0, |c| c.list_words()),
+            zero: 0,
         }
     }
 }
