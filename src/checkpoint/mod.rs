@@ -1,1 +1,270 @@
-//! Where weights come from.
+//! Where weights come from: `config.json` and safetensors files in the released layout (`numerics.md` §14).
+//!
+//! A [`Checkpoint`] that exists is whole: every tensor that the config calls for is there, with its shape, in a format
+//! that the kernels read, and nothing else is. [`layout`] says what that is. Weights stay packed; [`Tensor`] shows them.
+
+mod header;
+pub mod layout;
+mod tensor;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Dtype;
+
+pub use tensor::{Format, Tensor};
+
+use crate::config::Config;
+use crate::{Error, Result};
+use layout::TensorSpec;
+
+/// A validated set of weights.
+#[derive(Debug)]
+pub struct Checkpoint {
+    config: Config,
+    files: Vec<File>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Owned(Vec<u8>),
+    #[cfg(not(target_arch = "wasm32"))]
+    Mapped(memmap2::Mmap),
+}
+
+impl File {
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Owned(bytes) => bytes,
+            #[cfg(not(target_arch = "wasm32"))]
+            Bytes::Mapped(map) => map,
+        }
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    fn map(path: PathBuf) -> Result<Self> {
+        let file = std::fs::File::open(&path).map_err(|e| Error::io(&path, e))?;
+        // SAFETY: the map is read-only and dropped with `self`. Weight files are not written while a model is open; one
+        // that is changed all the same gives wrong weights, or a fault when it is cut short, as with every mapped file.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(&path, e))?;
+        Ok(Self { path, bytes: Bytes::Mapped(map) })
+    }
+}
+
+/// Where a validated tensor lies.
+#[derive(Debug)]
+struct Stored {
+    file: usize,
+    format: Format,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+    scales: Option<Scales>,
+}
+
+/// Where its scales lie: not always in the same shard.
+#[derive(Debug)]
+struct Scales {
+    file: usize,
+    shape: [usize; 2],
+    bytes: Range<usize>,
+}
+
+/// Every tensor of every file, by name, with the index of its file.
+type Listing = BTreeMap<String, (usize, header::Entry)>;
+
+impl Checkpoint {
+    /// Opens a folder with `config.json` and `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Files are mapped, not read.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let config = Config::open(folder.join("config.json"))?;
+        let index_path = folder.join("model.safetensors.index.json");
+        if !index_path.exists() {
+            return Self::new(config, vec![File::map(folder.join("model.safetensors"))?]);
+        }
+        let index = read_index(&index_path)?;
+        let names: std::collections::BTreeSet<&String> = index.values().collect();
+        let files = names.iter().map(|name| File::map(folder.join(name))).collect::<Result<Vec<_>>>()?;
+        let listing = list(&files)?;
+        check_index(&index_path, &index, &files, &listing)?;
+        Self::validated(config, files, listing)
+    }
+
+    /// Takes the text of a `config.json` and the whole of each safetensors file, with its name.
+    pub fn from_files(config_json: &str, files: Vec<(String, Vec<u8>)>) -> Result<Self> {
+        let file = |(name, bytes): (String, _)| File { path: name.into(), bytes: Bytes::Owned(bytes) };
+        Self::new(Config::from_json(config_json)?, files.into_iter().map(file).collect())
+    }
+
+    fn new(config: Config, files: Vec<File>) -> Result<Self> {
+        let listing = list(&files)?;
+        Self::validated(config, files, listing)
+    }
+
+    fn validated(config: Config, files: Vec<File>, mut listing: Listing) -> Result<Self> {
+        let mut tensors = BTreeMap::new();
+        for spec in layout::expected(&config) {
+            if let Some(stored) = take(&spec, &mut listing, &files)? {
+                tensors.insert(spec.name, stored);
+            }
+        }
+        check_rest(&listing)?;
+        Ok(Self { config, files, tensors })
+    }
+
+    /// The model's config.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Names of all tensors of the backbone and of the draft stages, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// A tensor of the backbone or of the draft stages.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        let (name, stored) = self
+            .tensors
+            .get_key_value(name)
+            .ok_or_else(|| Error::tensor(name, "nothing", "a tensor of this checkpoint"))?;
+        Ok(Tensor {
+            name,
+            shape: &stored.shape,
+            format: stored.format,
+            data: &self.files[stored.file].bytes()[stored.bytes.clone()],
+            scales: stored.scales.as_ref().map(|s| (&self.files[s.file].bytes()[s.bytes.clone()], s.shape)),
+        })
+    }
+}
+
+/// Reads all headers. No name may come twice.
+fn list(files: &[File]) -> Result<Listing> {
+    let mut listing = Listing::new();
+    for (i, file) in files.iter().enumerate() {
+        for (name, entry) in header::read(&file.path, file.bytes())? {
+            if let Some((first, _)) = listing.get(&name) {
+                let found = format!("it in {} and in {}", files[*first].path.display(), file.path.display());
+                return Err(Error::tensor(name, found, "it once"));
+            }
+            listing.insert(name, (i, entry));
+        }
+    }
+    Ok(listing)
+}
+
+/// Takes a tensor and its scales out of the listing, checked against its spec.
+fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Option<Stored>> {
+    let allowed = || {
+        let choices = spec.formats.iter().map(|&format| {
+            let (dtype, shape, scale) = spec.stored(format);
+            let scale = scale.map(|s| format!(" with scale {s:?}")).unwrap_or_default();
+            format!("{dtype} {shape:?}{scale}")
+        });
+        choices.collect::<Vec<_>>().join(" or ")
+    };
+    let error = |found: String| Error::tensor(&spec.name, found, allowed());
+    let Some((file, entry)) = listing.remove(&spec.name) else {
+        return if spec.required { Err(error("nothing".into())) } else { Ok(None) };
+    };
+    let fits = |&&format: &&Format| {
+        let (dtype, shape, _) = spec.stored(format);
+        dtype == entry.dtype && shape == entry.shape
+    };
+    let format = spec.formats.iter().find(fits).copied();
+    // Two channels share a byte: an odd width has no FP4 form.
+    let format = format.filter(|&f| f != Format::Fp4 || spec.shape[1] % 2 == 0);
+    let format = format.ok_or_else(|| error(format!("{} {:?}", entry.dtype, entry.shape)))?;
+    let scales = match spec.stored(format).2 {
+        None => None,
+        Some(shape) => {
+            let name = spec.scale_name().expect("packed tensors are named X.weight");
+            let (file, scale) = listing
+                .remove(&name)
+                .ok_or_else(|| error(format!("{} {:?} without `{name}`", entry.dtype, entry.shape)))?;
+            if scale.dtype != Dtype::F8_E8M0 || scale.shape != shape {
+                let found = format!("{} {:?}", scale.dtype, scale.shape);
+                return Err(Error::tensor(name, found, format!("{} {shape:?}", Dtype::F8_E8M0)));
+            }
+            if let Some(at) = files[file].bytes()[scale.bytes.clone()].iter().position(|&b| b == 255) {
+                let found = format!("byte 255 (NaN) at [{}, {}]", at / shape[1], at % shape[1]);
+                return Err(Error::tensor(name, found, "bytes 0..=254, the powers of two 2^-127..=2^127"));
+            }
+            Some(Scales { file, shape, bytes: scale.bytes })
+        }
+    };
+    Ok(Some(Stored { file, format, shape: spec.shape.clone(), bytes: entry.bytes, scales }))
+}
+
+/// What no spec has taken must be a tensor that is left for later, with its scale.
+fn check_rest(rest: &Listing) -> Result<()> {
+    for (name, (_, entry)) in rest {
+        let found = format!("{} {:?}", entry.dtype, entry.shape);
+        match name.strip_suffix(".scale").map(|stem| format!("{stem}.weight")) {
+            Some(weight) if !rest.contains_key(&weight) => {
+                return Err(Error::tensor(name, found, format!("no scale without a packed `{weight}`")));
+            }
+            _ if layout::is_deferred(name) => {}
+            _ => return Err(Error::tensor(name, found, "no tensor of this name in a model of this config")),
+        }
+        let packed = matches!(entry.dtype, Dtype::F8_E4M3 | Dtype::I8);
+        match name.strip_suffix(".weight").map(|stem| format!("{stem}.scale")) {
+            Some(scale) if packed && !rest.contains_key(&scale) => {
+                return Err(Error::tensor(
+                    name,
+                    format!("{found} without `{scale}`"),
+                    "a packed weight with its scale",
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The weight map of an index file: tensor name to shard.
+#[cfg(not(target_arch = "wasm32"))]
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let index: Index = serde_json::from_str(&text).map_err(|e| Error::malformed(path, format!("not an index: {e}")))?;
+    // A shard lies beside the index, never elsewhere.
+    let elsewhere =
+        |shard: &&String| Path::new(shard.as_str()).file_name() != Some(std::ffi::OsStr::new(shard.as_str()));
+    match index.weight_map.values().find(elsewhere) {
+        Some(shard) => Err(Error::malformed(path, format!("shard `{shard}` is not a plain file name"))),
+        None => Ok(index.weight_map),
+    }
+}
+
+/// Index and shards must list the same tensors in the same places.
+#[cfg(not(target_arch = "wasm32"))]
+fn check_index(path: &Path, index: &BTreeMap<String, String>, files: &[File], listing: &Listing) -> Result<()> {
+    let shard = |i: usize| files[i].path.file_name().unwrap_or_default();
+    for (name, expected) in index {
+        let found = listing.get(name).map(|(i, _)| shard(*i));
+        if found != Some(std::ffi::OsStr::new(expected)) {
+            let place = found.map_or("no shard has it".into(), |f| format!("it is in {}", f.to_string_lossy()));
+            return Err(Error::malformed(path, format!("tensor `{name}` is said to be in {expected}, {place}")));
+        }
+    }
+    match listing.iter().find(|(name, _)| !index.contains_key(*name)) {
+        Some((name, (i, _))) => {
+            let problem = format!("tensor `{name}` of {} is not listed", shard(*i).to_string_lossy());
+            Err(Error::malformed(path, problem))
+        }
+        None => Ok(()),
+    }
+}

@@ -13,9 +13,12 @@ pub mod index_score;
 pub mod linear;
 pub mod math;
 pub mod model;
+#[doc(hidden)]
+pub mod mutation;
 pub mod ring_commit;
 pub mod rope;
 pub mod route;
 pub mod sample;
 pub mod select;
 pub mod trace;
+pub mod weights;

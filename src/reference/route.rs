@@ -15,7 +15,7 @@ pub struct Route {
 }
 
 /// Chooses `k` experts by `sqrt(softplus(logit)) + bias`, equal ones by lower id. Weights are the scores without bias,
-/// normalised over the chosen ones (when `normalise` and k > 1), times `scale`. `logits` and `bias` are (E).
+/// divided by their sum when `normalise`, times `scale`. `logits` and `bias` are (E).
 pub fn route(logits: &[f32], bias: &[f32], k: usize, normalise: bool, scale: f32) -> Route {
     let scores: Vec<f32> = logits.iter().map(|&x| softplus(x).sqrt()).collect();
     let key = |e: u32| order_key(scores[e as usize] + bias[e as usize]);
@@ -23,7 +23,7 @@ pub fn route(logits: &[f32], bias: &[f32], k: usize, normalise: bool, scale: f32
     ids.sort_by_key(|&e| (std::cmp::Reverse(key(e)), e));
     ids.truncate(k);
     let mut weights: Vec<f32> = ids.iter().map(|&e| scores[e as usize]).collect();
-    if normalise && k > 1 {
+    if normalise {
         let sum = weights.iter().sum::<f32>() + 1e-20;
         weights.iter_mut().for_each(|w| *w /= sum);
     }
