@@ -192,8 +192,8 @@ impl IndexScore {
         Ok(Self { bound, slots: dims.slots(), key_bytes: dims.row_words() as u64 * 4 })
     }
 
-    /// Scores `rows` rows. `visible` is an upper bound, known to the host, of the entries that the last row sees: it sizes
-    /// the grid and the traffic; entries beyond it would stay unscored. The device knows the exact number.
+    /// Scores `rows` rows. `visible` is an upper bound, known to the host, of the entries that the last row sees: it
+    /// sizes the grid and the traffic; entries beyond it would stay unscored. The device knows the exact number.
     pub fn record(&self, recording: &mut Recording, rows: u32, visible: u32) {
         let slots = visible.min(self.slots);
         let cache = rows as u64 * slots as u64 * self.key_bytes;
