@@ -16,7 +16,7 @@ use super::{
 use crate::checkpoint::Checkpoint;
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::text::ngram::NgramTables;
+use crate::text::NgramTables;
 use crate::{Error, Result};
 
 /// How to compute.
@@ -38,6 +38,8 @@ impl Default for Options {
 /// Which rows of a forward get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
+    /// None: the text goes on.
+    None,
     /// The last one.
     Last,
     /// All of them.
@@ -77,7 +79,7 @@ pub struct Global {
     pub entries: Matrix,
     /// Index keys (C, D_i).
     pub keys: Matrix,
-    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the tokens of an incomplete group: position p lies in slot `p % ratio`.
+    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the newest group's tokens but its last: position p lies in slot `p % ratio`.
     pub remainder: Matrix,
 }
 
@@ -89,7 +91,7 @@ pub struct Rows {
     /// Weights with which the next sublayer collapses them (T, n).
     pub pre: Matrix,
     /// Rows of each Engram layer's table, for each row in flight.
-    pub hashes: Vec<Vec<Vec<u64>>>,
+    pub hashes: Vec<Vec<Vec<u32>>>,
     /// Entries that the last index source chose for each row, ascending.
     pub selection: Vec<Vec<u32>>,
     /// Blocks that the candidate source kept for each row, ascending.
@@ -167,7 +169,7 @@ impl Model {
         let embedded = Matrix::stack(h, tokens.iter().map(|&id| self.weights.embed.row(id as usize).to_vec()));
         trace.enter(None);
         trace.record("embeddings", &[1, t, h], &embedded.data);
-        let hashes: Vec<Vec<Vec<u64>>> = (0..c.engram.as_ref().map_or(0, |e| e.layer_ids.len()))
+        let hashes: Vec<Vec<Vec<u32>>> = (0..c.engram.as_ref().map_or(0, |e| e.layer_ids.len()))
             .map(|slot| (0..t).map(|t| self.hash(slot, &state.history, &tokens[..=t])).collect())
             .collect();
         if let Some(engram) = &c.engram {
@@ -187,7 +189,7 @@ impl Model {
     }
 
     /// Table rows of the last token of `tokens`, which follow `history`.
-    fn hash(&self, slot: usize, history: &[u32], tokens: &[u32]) -> Vec<u64> {
+    fn hash(&self, slot: usize, history: &[u32], tokens: &[u32]) -> Vec<u32> {
         let recent: Vec<u32> = tokens.iter().rev().chain(history).take(history.len() + 1).copied().collect();
         let compressed = engram_gather::compress(&recent, &self.tables.token_map, self.tables.pad);
         let layer = &self.tables.layers[slot];
@@ -251,12 +253,7 @@ impl Model {
     /// The mix of every row (`numerics.md` §2).
     fn mix(&self, name: &str, weights: &MixWeights, streams: &Matrix, trace: &mut Trace) -> Vec<Mix> {
         let c = &self.config;
-        let shape = MixShape {
-            streams: c.hc_mult,
-            sinkhorn_iters: c.hc_sinkhorn_iters,
-            rms_eps: c.rms_norm_eps,
-            hc_eps: c.hc_eps,
-        };
+        let shape = MixShape::new(c);
         let mut mixes: Vec<Mix> = streams.iter().map(|row| boundary::mix(row, weights, shape)).collect();
         let (t, n) = (streams.rows, c.hc_mult);
         let all = |part: fn(&Mix) -> &Vec<f32>| Values::F32(mixes.iter().flat_map(part).copied().collect());
@@ -356,7 +353,7 @@ impl Model {
         w.wo_b.apply(&u)
     }
 
-    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what is left over
+    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what an incomplete one needs
     /// (`numerics.md` §5, §6).
     #[allow(clippy::too_many_arguments)] // one Full layer's whole surroundings
     fn compress(
@@ -387,7 +384,7 @@ impl Model {
         });
         let latents = Matrix::stack(d, pooled.map(|pooled| cache_append::latent(&pooled, &w.norm, eps)));
         if let Some(gates) = &gates {
-            for s in first.max(end / ratio * ratio)..end {
+            for s in (first..end).filter(|s| (s + 1) % ratio != 0) {
                 let kept = global.remainder.row_mut(s % ratio);
                 kept[..d].copy_from_slice(values.row(s - first));
                 kept[d..].copy_from_slice(gates.row(s - first));
@@ -568,11 +565,14 @@ impl Model {
     fn head(&self, rows: &Rows, logits: LogitRows, trace: &mut Trace) -> Vec<Vec<f32>> {
         let c = &self.config;
         let (t, h) = (rows.streams.rows, c.hidden_size);
+        if logits == LogitRows::None {
+            return vec![];
+        }
         let collapsed = collapse(&rows.streams, &rows.pre, h);
         let x = collapsed.map_rows(h, |_, x| rms_norm(x, &self.weights.norm, c.rms_norm_eps));
         let x = match logits {
             LogitRows::All => x,
-            LogitRows::Last => Matrix::stack(h, [x.row(t - 1).to_vec()]),
+            LogitRows::Last | LogitRows::None => Matrix::stack(h, [x.row(t - 1).to_vec()]),
         };
         let logits = self.weights.head.apply(&x);
         trace.enter(None);
