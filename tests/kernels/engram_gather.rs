@@ -226,7 +226,7 @@ fn small(random: &mut Random, head_dim: u32, ngram: u32, heads: u32) -> Case {
     let primes = [101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157];
     Case {
         dims,
-        multipliers: (0..ngram).map(|_| (random.bits() >> 1) / 50 | 1).collect(),
+        multipliers: (0..ngram).map(|_| ((random.bits() >> 1) / 50) | 1).collect(),
         primes: primes[..dims.lookups() as usize].to_vec(),
         token_map: (0..50).map(|_| random.below(40)).collect(),
     }
