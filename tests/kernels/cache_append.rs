@@ -470,7 +470,10 @@ fn edge_group(random: &mut Random, format: CacheFormat, exponents: std::ops::Ran
         (_, CacheFormat::Fp8) => nudge(random, 448.0 * power),
         (_, CacheFormat::Mxfp4) => nudge(random, 6.0 * power),
         // Six times a midpoint of E4M3, or six times a value of it.
-        (_, CacheFormat::Nvfp4) => nudge(random, 6.0 * (16 + random.below(16)) as f32 / 32.0 * power),
+        (_, CacheFormat::Nvfp4) => {
+            let midpoint = (16 + random.below(16)) as f32 / 16.0;
+            nudge(random, 6.0 * midpoint * power)
+        }
     };
     let scale = format.scale(format.scale_byte(amax));
     let mut group = vec![amax];
