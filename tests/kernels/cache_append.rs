@@ -498,7 +498,7 @@ fn edge_group(random: &mut Random, format: CacheFormat, exponents: std::ops::Ran
 fn packing_equals_formats_bit_for_bit() {
     let Some(gpu) = gpu() else { return };
     let sizes = Sizes { head_dim: 512, rotary: 2, window: 8, eps: 2f32.powi(100), heads: 8, index_dim: 128, ratio: 1 };
-    let rows = 48;
+    let rows = 256;
     let mut random = Random::new(17);
     let mut weights = Weights::random(&mut random, &sizes, 0);
     for norm in [&mut weights.kv_norm, &mut weights.comp_norm, &mut weights.k_norm] {
