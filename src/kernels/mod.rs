@@ -82,6 +82,9 @@ pub fn layouts() -> Vec<Layout> {
         }
     )];
     layouts.extend([
+        attend::layout(),
+        cache_append::layout(),
+        ring_commit::layout(),
         linear::layout(),
         linear::segment_layout(),
         experts_up::layout(),
