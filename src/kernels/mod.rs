@@ -101,6 +101,8 @@ pub fn layouts() -> Vec<Layout> {
         engram_gate::layout(),
         engram_gate::mix_layout(),
         sample::layout(),
+        index_score::layout(),
+        select::layout(),
     ]);
     layouts
 }

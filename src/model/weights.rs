@@ -518,10 +518,7 @@ impl PlannedLayer {
 }
 
 /// Sizes and special tokens of a config's Engrams.
-pub(super) fn engram_dims(
-    engram: &crate::config::EngramConfig,
-    tables: &NgramTables,
-) -> engram_gather::Dims {
+pub(super) fn engram_dims(engram: &crate::config::EngramConfig, tables: &NgramTables) -> engram_gather::Dims {
     engram_gather::Dims {
         ngram: engram.max_ngram_size as u32,
         heads: engram.n_heads as u32,
