@@ -8,12 +8,14 @@
 //! |---|---|
 //! | [`error`] | the one error type |
 //! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
+//! | [`sampling`] | how a request chooses tokens |
 //! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
 //! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
 //! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
 //! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
 //! | [`kernels`] | one file per WGSL file: bindings, sizes, dispatch; knows `gpu`, no model |
 //! | [`reference`](mod@reference) | the CPU twin of every kernel, and of the whole model: the executable specification |
+//! | [`layout`] | widths, offsets and sizes of everything on the device besides weights |
 //! | [`cache`] | a session's state on the device |
 //! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
 //! | `cli` | the `cedra` binary |
@@ -25,8 +27,10 @@ pub mod error;
 pub mod formats;
 pub mod gpu;
 pub mod kernels;
+pub mod layout;
 pub mod model;
 pub mod reference;
+pub mod sampling;
 pub mod text;
 
 #[cfg(not(target_arch = "wasm32"))]

@@ -14,14 +14,14 @@ const TARGET: BindingInfo = BindingInfo { binding: 2, name: "target_words", kind
 static ADD: Shader = Shader {
     kernel: "add",
     variant: "plain",
-    source: "
+    source: &["
         @group(0) @binding(0) var<uniform> params: vec4<u32>;
         @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
         override times: u32 = 1u;
         @compute @workgroup_size(64)
         fn main(@builtin(global_invocation_id) id: vec3<u32>) {
             if id.x < arrayLength(&target_words) { target_words[id.x] += params.x * times; }
-        }",
+        }"],
     workgroup_size: [64, 1, 1],
     needs: NOTHING,
     bindings: &[PARAMS, TARGET],
@@ -33,13 +33,13 @@ static ADD: Shader = Shader {
 static COPY: Shader = Shader {
     kernel: "copy",
     variant: "plain",
-    source: "
+    source: &["
         @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
         @group(0) @binding(3) var<storage, read> source_words: array<u32>;
         @compute @workgroup_size(64)
         fn main(@builtin(global_invocation_id) id: vec3<u32>) {
             if id.x < arrayLength(&target_words) { target_words[id.x] = source_words[id.x]; }
-        }",
+        }"],
     workgroup_size: [64, 1, 1],
     needs: NOTHING,
     bindings: &[TARGET, BindingInfo { binding: 3, name: "source_words", kind: BindingKind::Read, size: 0 }],
@@ -195,10 +195,10 @@ fn the_features_that_the_device_reports_work() {
     println!("{gpu:?}");
     static HALF: Shader = Shader {
         kernel: "half",
-        source: "enable f16;
+        source: &["enable f16;
             @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
             @compute @workgroup_size(1)
-            fn main() { target_words[0] = u32(f16(target_words[0]) * 0.5h); }",
+            fn main() { target_words[0] = u32(f16(target_words[0]) * 0.5h); }"],
         needs: Needs { f16: true, ..NOTHING },
         bindings: &[TARGET],
         overrides: &[],
@@ -206,13 +206,13 @@ fn the_features_that_the_device_reports_work() {
     };
     static LANES: Shader = Shader {
         kernel: "lanes",
-        source: "
+        source: &["
             @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
             @compute @workgroup_size(4)
             fn main(@builtin(local_invocation_index) i: u32, @builtin(subgroup_size) size: u32) {
                 let sum = subgroupAdd(target_words[i]);
                 if i == 0u { target_words[0] = sum; target_words[1] = size; }
-            }",
+            }"],
         needs: Needs { subgroups: true, ..NOTHING },
         bindings: &[TARGET],
         overrides: &[],
@@ -220,10 +220,10 @@ fn the_features_that_the_device_reports_work() {
     };
     static DOT: Shader = Shader {
         kernel: "dot",
-        source: "requires packed_4x8_integer_dot_product;
+        source: &["requires packed_4x8_integer_dot_product;
             @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
             @compute @workgroup_size(1)
-            fn main() { target_words[0] = bitcast<u32>(dot4I8Packed(target_words[0], target_words[1])); }",
+            fn main() { target_words[0] = bitcast<u32>(dot4I8Packed(target_words[0], target_words[1])); }"],
         needs: Needs { dot4: true, ..NOTHING },
         bindings: &[TARGET],
         overrides: &[],
@@ -309,7 +309,7 @@ fn sizes_beyond_the_device_are_typed_errors() {
 #[test]
 fn a_refused_shader_is_a_typed_error_with_its_label() {
     let Some(gpu) = gpu() else { return };
-    static BAD: Shader = Shader { kernel: "bad", source: "fn main( {", bindings: &[], ..ADD };
+    static BAD: Shader = Shader { kernel: "bad", source: &["fn main( {"], bindings: &[], ..ADD };
     let message = device_message(gpu.pipeline_of(&BAD, &[]));
     assert!(message.starts_with("pipeline bad/plain: "), "{message}");
     assert!(message.contains("fn main( {"), "naga's message shows the line: {message}");

@@ -5,6 +5,7 @@ mod common;
 use cedra::formats::CacheFormat;
 use cedra::reference::model::{LogitRows, Model, Options, State};
 use cedra::reference::{group_rows, index_score, route, sample, select};
+use cedra::sampling::Sampling;
 use cedra::Error;
 use common::random_model::{random_checkpoint, Shape, Storage};
 use common::Random;
@@ -209,7 +210,7 @@ proptest! {
 #[test]
 fn draws_follow_the_probabilities() {
     let logits = [1.0, 3.0, 2.0, -50.0];
-    let settings = sample::Settings { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0x1234_5678_9abc_def0 };
+    let settings = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0x1234_5678_9abc_def0 };
     let mut counts = [0u32; 4];
     for counter in 0..20_000 {
         let token = sample::sample(&logits, &settings, counter).unwrap();
@@ -221,14 +222,14 @@ fn draws_follow_the_probabilities() {
         let expected = (logit as f64).exp() / sum;
         assert!((*count as f64 / 20_000.0 - expected).abs() < 0.015, "{counts:?}");
     }
-    let other = sample::Settings { seed: settings.seed + (1 << 32), ..settings };
+    let other = Sampling { seed: settings.seed + (1 << 32), ..settings };
     let text = |s| (0..64).map(|c| sample::sample(&logits, s, c).unwrap()).collect::<Vec<_>>();
     assert_ne!(text(&settings), text(&other), "the upper half of the seed counts");
 }
 
 #[test]
 fn a_non_finite_logit_is_no_token() {
-    let settings = sample::Settings { temperature: 0.7, top_k: 2, top_p: 0.9, seed: 1 };
+    let settings = Sampling { temperature: 0.7, top_k: 2, top_p: 0.9, seed: 1 };
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
         for at in 0..3 {
             let mut logits = [0.5, 1.0, -2.0];

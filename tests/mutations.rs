@@ -45,19 +45,20 @@ const SLIPS: &[Slip] = &[
     ("one candidate block too many", |m| m.config.candidate_topk_blocks += 1),
     ("candidate blocks of another size", |m| m.config.candidate_block_size *= 2),
     ("one Sinkhorn step", |m| m.config.hc_sinkhorn_iters = 1),
-    ("no eps in the mix", |m| m.config.hc_eps = 0.0),
     ("expert weights not normalised", |m| m.config.norm_topk_prob = false),
     ("expert weights not scaled", |m| m.config.routed_scaling_factor = 1.0),
     ("no clamp in the experts", |m| m.config.swiglu_limit = f32::MAX),
     ("one expert fewer", |m| m.config.num_experts_per_tok -= 1),
     ("no first Engram", |m| m.config.layers[1].engram = None),
     ("no second Engram", |m| m.config.layers[4].engram = None),
-    ("the Engrams exchanged", |m| m.tables.layers.swap(0, 1)),
     ("a Reindex layer that scores everything", |m| m.config.layers[8].candidates = Candidates::Ignored),
     // Hash constants.
-    ("hash multipliers as JSON doubles", |m| {
-        // Products beyond 2^53 lose their low bits.
-        m.tables.layers.iter_mut().flat_map(|l| &mut l.multipliers).for_each(|x| *x = *x >> 10 << 10);
+    ("hash multipliers of the other Engram", |m| {
+        let [a, b] = &mut m.tables.layers[..] else { unreachable!("the fixture has two Engrams") };
+        std::mem::swap(&mut a.multipliers, &mut b.multipliers);
+    }),
+    ("hash multipliers through a JSON double", |m| {
+        m.tables.layers.iter_mut().flat_map(|l| &mut l.multipliers).for_each(|x| *x = *x as f64 as u64);
     }),
     ("hash multipliers in 32 bits", |m| {
         m.tables.layers.iter_mut().flat_map(|l| &mut l.multipliers).for_each(|x| *x = *x as u32 as u64);

@@ -106,6 +106,15 @@ fn comments_and_indentation_do_not_reach_the_binary() {
     assert_eq!(compact(text), "fn f() {\nlet a = 1 / 2;\n}\n");
 }
 
+#[test]
+fn items_are_cut_between_declarations() {
+    let text = "enable f16;\nstruct A {\na: u32,\n}\nconst b = array<u32, 2>(\n1u, 2u,\n);\n@compute @workgroup_size(64)\nfn main() {\n{ let c = 1; }\n}\n";
+    let items = reflect::items(text);
+    assert_eq!(items.concat(), text);
+    let firsts: Vec<_> = items.iter().map(|item| item.lines().next().unwrap()).collect();
+    assert_eq!(firsts, ["enable f16;", "struct A {", "const b = array<u32, 2>(", "@compute @workgroup_size(64)"]);
+}
+
 /// The error for a kernel that reads `shared/helper.wgsl`.
 fn refused(line: &str, kernel: &str) -> String {
     let helper = "// A comment.\nfn helper(x: f32) -> f32 {\n    return x * 2.0;\n}\n";

@@ -1,6 +1,104 @@
-//! The `cedra` binary.
+//! The `cedra` binary: a thin skin over the library.
+
+mod bench;
+mod generate;
+pub mod inspect;
+mod runtime;
+mod trace;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A runtime for language models of the DeepSeek-V4.1 family.
+#[derive(Debug, Parser)]
+#[command(name = "cedra", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Generates text from a prompt.
+    Generate(generate::Generate),
+    /// Writes every intermediate of one forward to a safetensors file.
+    Trace(trace::Trace),
+    /// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
+    Inspect(inspect::Inspect),
+    /// Measures prefill and decode, and counts what they read.
+    Bench(bench::Bench),
+}
+
+/// Where the model comes from and where it runs.
+#[derive(Debug, Clone, Args)]
+struct ModelArgs {
+    /// Folder with config.json, safetensors files and tokenizer.json.
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// What runs the model: `auto` takes a GPU where there is one, else the CPU.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    device: Device,
+    /// Prints what was chosen: adapter, features, kernel variants.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// What runs a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// A GPU where there is one, else the CPU.
+    Auto,
+    /// A GPU, software ones included; an error where there is none.
+    Gpu,
+    /// Plain loops on one core.
+    Cpu,
+}
+
+/// The command line's definition, for tests and shell completion.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the command line.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    let result = match Cli::parse().command {
+        Command::Generate(command) => command.run(),
+        Command::Trace(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Bench(command) => command.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that went away (`cedra … | head`) is no failure.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cedra: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Ids from a comma-separated list; white space is allowed around them.
+fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {
+    text.split([',', '\n', ' '])
+        .map(str::trim)
+        .filter(|piece| !piece.is_empty())
+        .map(|piece| {
+            piece
+                .parse()
+                .map_err(|_| anyhow::anyhow!("token id `{piece}`: allowed are whole numbers from 0 to {}", u32::MAX))
+        })
+        .collect()
 }

@@ -142,7 +142,7 @@ impl Gpu {
         let (raw, layout) = self.scoped(&format!("pipeline {label}"), || {
             let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label: Some(&label),
-                source: wgpu::ShaderSource::Wgsl(shader.source.into()),
+                source: wgpu::ShaderSource::Wgsl(shader.source.concat().into()),
             });
             let layout = self
                 .device

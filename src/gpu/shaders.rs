@@ -9,8 +9,8 @@ pub struct Shader {
     pub kernel: &'static str,
     /// Name in `shaders/variants.txt`, or `plain`.
     pub variant: &'static str,
-    /// Preprocessed WGSL.
-    pub source: &'static str,
+    /// Preprocessed WGSL, in pieces to be joined: pieces that shaders have in common are in the binary once.
+    pub source: &'static [&'static str],
     /// Invocations of a workgroup in x, y, z.
     pub workgroup_size: [u32; 3],
     /// What the device must have.

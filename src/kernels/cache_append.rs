@@ -1,1 +1,281 @@
-//! Kernel `cache_append`.
+//! `cache_append`: what the rows in flight add to a layer's caches (`numerics.md` §4 to §7).
+//!
+//! Which of the three variants runs follows from what the layer has: every layer writes window keys, layers that select
+//! pack index queries too, Full layers also write the latents and index keys of the groups that the step completes.
+
+use super::linear::Segment;
+use crate::formats::CacheFormat;
+use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, MemoryKind, Recording, Traffic};
+use crate::Result;
+use bytemuck::{Pod, Zeroable};
+
+/// Twin of `Params` in `cache_append.wgsl`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct Params {
+    eps: f32,
+    rotary: u32,
+    window: u32,
+    ratio: u32,
+    down_stride: u32,
+    key_at: u32,
+    latent_at: u32,
+    gate_at: u32,
+    up_stride: u32,
+    query_at: u32,
+    heads: u32,
+    freqs_at: u32,
+    kv_norm_at: u32,
+    comp_norm_at: u32,
+    k_norm_at: u32,
+    wk_format: u32,
+    wk_data: u32,
+    wk_scales: u32,
+}
+
+/// The uniform struct, to be held against the shader.
+pub fn layout() -> Layout {
+    crate::layout!(
+        "cache_append",
+        Params {
+            eps,
+            rotary,
+            window,
+            ratio,
+            down_stride,
+            key_at,
+            latent_at,
+            gate_at,
+            up_stride,
+            query_at,
+            heads,
+            freqs_at,
+            kv_norm_at,
+            comp_norm_at,
+            k_norm_at,
+            wk_format,
+            wk_data,
+            wk_scales
+        }
+    )
+}
+
+/// Tokens of a page.
+pub const PAGE_TOKENS: usize = 128;
+
+/// Where the entries of a Full layer lie: pages of 128 tokens, one after the other, each its packed latents and then its
+/// packed index keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageLayout {
+    /// Entries a page.
+    pub entries: usize,
+    /// Words of a packed latent.
+    pub latent_words: usize,
+    /// Words of a packed index key.
+    pub key_words: usize,
+}
+
+impl PageLayout {
+    /// Of a layer with an entry per `ratio` tokens, latents of `head_dim` and index keys of `index_dim` channels.
+    pub fn new(ratio: usize, head_dim: usize, index_dim: usize) -> Self {
+        Self {
+            entries: PAGE_TOKENS / ratio,
+            latent_words: CacheFormat::Nvfp4.row_words(head_dim),
+            key_words: CacheFormat::Mxfp4.row_words(index_dim),
+        }
+    }
+    /// Words of a page.
+    pub fn words(&self) -> usize {
+        self.entries * (self.latent_words + self.key_words)
+    }
+    /// First word of the latent of an entry.
+    pub fn latent(&self, entry: usize) -> usize {
+        entry / self.entries * self.words() + entry % self.entries * self.latent_words
+    }
+    /// First word of the index key of an entry.
+    pub fn key(&self, entry: usize) -> usize {
+        let keys = entry / self.entries * self.words() + self.entries * self.latent_words;
+        keys + entry % self.entries * self.key_words
+    }
+}
+
+/// What every layer writes: its window key.
+#[derive(Debug, Clone, Copy)]
+pub struct WindowKeys<'a> {
+    /// D, even.
+    pub head_dim: usize,
+    /// d_r, even, at most D and D_i.
+    pub rotary: usize,
+    /// W.
+    pub window: usize,
+    /// Of all norms.
+    pub eps: f32,
+    /// Words of a row of `down`.
+    pub down_stride: usize,
+    /// Where `wkv x` (D) stands in it.
+    pub key_at: usize,
+    /// (T, down_stride) f32.
+    pub down: &'a Buffer,
+    /// What [`constants`] made.
+    pub constants: &'a Buffer,
+    /// (W, row words): slot `position % W`; written by steps of one row.
+    pub ring: &'a Buffer,
+    /// (T, row words): by row of the step; written by steps of several.
+    pub chunk: &'a Buffer,
+}
+
+/// What a layer that selects packs: its index queries.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexQueries<'a> {
+    /// H_i.
+    pub heads: usize,
+    /// D_i, even.
+    pub head_dim: usize,
+    /// Words of a row of `up`.
+    pub up_stride: usize,
+    /// Where the raw index queries (H_i, D_i) stand in it.
+    pub query_at: usize,
+    /// (T, up_stride) f32.
+    pub up: &'a Buffer,
+    /// (T, H_i, row words): packed MXFP4.
+    pub queries: &'a Buffer,
+}
+
+/// What a Full layer writes: latents and index keys.
+#[derive(Debug, Clone, Copy)]
+pub struct GlobalEntries<'a> {
+    /// Tokens an entry.
+    pub ratio: usize,
+    /// Where `compressor.wkv x` (D) stands in a row of `down`.
+    pub latent_at: usize,
+    /// Where `compressor.wgate x` (D) stands in it; unused with ratio 1.
+    pub gate_at: usize,
+    /// `indexer.wk` (D_i, D): its format, and where it stands in the pack given to [`full_constants`].
+    pub wk: Segment,
+    /// As [`PageLayout`] says.
+    pub pages: &'a Buffer,
+    /// (ratio - 1, 2, D) f32: `wkv x` and `wgate x` of the newest token at each place of a group but the last. None with
+    /// ratio 1.
+    pub remainder: Option<&'a Buffer>,
+}
+
+/// Where the parts of [`constants`] start, in words.
+struct Places {
+    freqs: usize,
+    comp_norm: usize,
+    k_norm: usize,
+    wk: usize,
+}
+
+impl Places {
+    fn new(head_dim: usize, rotary: usize, index_dim: usize) -> Self {
+        let comp_norm = head_dim + rotary / 2;
+        let k_norm = comp_norm + head_dim;
+        Self { freqs: head_dim, comp_norm, k_norm, wk: (k_norm + index_dim).next_multiple_of(4) }
+    }
+}
+
+/// The constants of a layer that writes window keys only, or those and index queries: `kv_norm` (D), `freqs` (d_r / 2).
+pub fn constants(kv_norm: &[f32], freqs: &[f32]) -> Vec<u32> {
+    kv_norm.iter().chain(freqs).map(|x| x.to_bits()).collect()
+}
+
+/// The constants of a Full layer: further `comp_norm` (D), `k_norm` (D_i) and the pack of `indexer.wk` (D_i, D).
+pub fn full_constants(kv_norm: &[f32], freqs: &[f32], comp_norm: &[f32], k_norm: &[f32], wk: &[u32]) -> Vec<u32> {
+    let mut words = constants(kv_norm, freqs);
+    words.extend(comp_norm.iter().chain(k_norm).map(|x| x.to_bits()));
+    words.resize(Places::new(kv_norm.len(), 2 * freqs.len(), k_norm.len()).wk, 0);
+    words.extend(wk);
+    words
+}
+
+/// The kernel on one layer's buffers.
+#[derive(Debug)]
+pub struct CacheAppend {
+    bound: Bound,
+    jobs: u32,
+    constants: u64,
+    ratio: u32,
+    remainder: u64,
+}
+
+impl CacheAppend {
+    /// On these buffers; `queries` for layers that select, `entries` (with `queries`) for Full layers.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::pipeline`] and [`Gpu::uniform`].
+    ///
+    /// # Panics
+    /// When a size is odd, or `entries` comes without `queries`.
+    pub fn new(
+        gpu: &Gpu,
+        step: &Buffer,
+        keys: &WindowKeys<'_>,
+        queries: Option<&IndexQueries<'_>>,
+        entries: Option<&GlobalEntries<'_>>,
+    ) -> Result<Self> {
+        let index_dim = queries.map_or(0, |q| q.head_dim);
+        assert!([keys.head_dim, keys.rotary, index_dim].iter().all(|n| n % 2 == 0), "sizes of pairs");
+        assert!(entries.is_none() || queries.is_some(), "a Full layer selects");
+        let places = Places::new(keys.head_dim, keys.rotary, index_dim);
+        let params = Params {
+            eps: keys.eps,
+            rotary: keys.rotary as u32,
+            window: keys.window as u32,
+            ratio: entries.map_or(1, |e| e.ratio) as u32,
+            down_stride: keys.down_stride as u32,
+            key_at: keys.key_at as u32,
+            latent_at: entries.map_or(0, |e| e.latent_at) as u32,
+            gate_at: entries.map_or(0, |e| e.gate_at) as u32,
+            up_stride: queries.map_or(0, |q| q.up_stride) as u32,
+            query_at: queries.map_or(0, |q| q.query_at) as u32,
+            heads: queries.map_or(0, |q| q.heads) as u32,
+            freqs_at: places.freqs as u32,
+            kv_norm_at: 0,
+            comp_norm_at: places.comp_norm as u32,
+            k_norm_at: places.k_norm as u32,
+            wk_format: entries.map_or(0, |e| e.wk.format),
+            wk_data: entries.map_or(0, |e| places.wk as u32 + e.wk.data),
+            wk_scales: entries.map_or(0, |e| places.wk as u32 + e.wk.scales),
+        };
+        let params = gpu.uniform("cache_append params", &params)?;
+        // A workgroup packs as many heads' queries as fill the room of a window key.
+        let (latent, padded) = (keys.head_dim.next_multiple_of(32), index_dim.next_multiple_of(32).max(32));
+        let query_heads = (latent / padded).max(1);
+        let values = latent.max(query_heads * padded);
+        let mut overrides = vec![("D", keys.head_dim as f64), ("VALUES", values as f64)];
+        let mut bindings: Vec<Binding<'_>> =
+            [&params, step, keys.constants, keys.down, keys.ring, keys.chunk].map(Binding::Whole).into();
+        let (mut variant, mut jobs) = ("window", 1);
+        if let Some(queries) = queries {
+            variant = "reindex";
+            jobs += queries.heads.div_ceil(query_heads);
+            overrides.extend([("D_I", index_dim as f64), ("QUERY_HEADS", query_heads as f64)]);
+            bindings.extend([queries.up, queries.queries].map(Binding::Whole));
+        }
+        let none = gpu.buffer(MemoryKind::Params, "no remainder", 0)?;
+        let remainder = entries.and_then(|e| e.remainder).unwrap_or(&none);
+        if let Some(entries) = entries {
+            variant = "full";
+            jobs += 1;
+            overrides.push(("LATENT", latent as f64));
+            bindings.extend([entries.pages, remainder].map(Binding::Whole));
+        }
+        let pipeline = gpu.pipeline("cache_append", variant, &overrides)?;
+        Ok(Self {
+            bound: gpu.bind(&pipeline, &bindings)?,
+            jobs: jobs as u32,
+            constants: keys.constants.bytes(),
+            ratio: entries.map_or(1, |e| e.ratio) as u32,
+            remainder: remainder.bytes(),
+        })
+    }
+
+    /// For the `rows` rows from `position` on.
+    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32) {
+        // The remainder is read by the step that completes a group of earlier tokens.
+        let begun = position % self.ratio;
+        let cache = if begun > 0 && begun + rows >= self.ratio { self.remainder } else { 0 };
+        recording.dispatch(&self.bound, [rows, self.jobs, 1], Traffic { weights: self.constants, cache });
+    }
+}

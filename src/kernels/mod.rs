@@ -82,6 +82,9 @@ pub fn layouts() -> Vec<Layout> {
         }
     )];
     layouts.extend([
+        attend::layout(),
+        cache_append::layout(),
+        ring_commit::layout(),
         linear::layout(),
         linear::segment_layout(),
         experts_up::layout(),
@@ -90,6 +93,16 @@ pub fn layouts() -> Vec<Layout> {
         embed::layout(),
         route::layout(),
         group_rows::layout(),
+    ]);
+    layouts.extend([
+        boundary::layout(),
+        boundary::mix_layout(),
+        engram_gather::layout(),
+        engram_gate::layout(),
+        engram_gate::mix_layout(),
+        sample::layout(),
+        index_score::layout(),
+        select::layout(),
     ]);
     layouts
 }

@@ -304,7 +304,8 @@ fn check(tensor: &Tensor<'_>, format: u32, k: usize, rows: Option<usize>, at_lea
         return Ok(());
     }
     let found = format!("{found} x {channels} in {:?}", tensor.format);
-    let allowed = format!("{} x {k} in format {format}", rows.unwrap_or(at_least));
+    let name = ["F32", "Bf16", "F16", "Fp8Block", "Fp8Row", "Fp4"][format as usize];
+    let allowed = format!("{} x {k} in {name}, as the matrices beside it", rows.unwrap_or(at_least));
     Err(Error::tensor(tensor.name, found, allowed))
 }
 

@@ -6,9 +6,9 @@ use crate::formats::{e2m1_to_f32, CacheFormat};
 /// Channels of a scale block of the index formats.
 const BLOCK: usize = 32;
 
-/// `S = Σ_h w_h relu(q_h · k)`, heads in order. `queries` is (H_i, D_i), `weights` (H_i, already scaled by
-/// `D_i^-0.5 H_i^-0.5`), `key` (D_i). The dot products sum blocks of 32 channels in order: with MXFP4 values each block
-/// is exact, and the result is that of [`score_packed`] bit for bit.
+/// `S = Σ_h w_h relu(q_h · k)`, heads in order, product and sum rounded apart (not every device fuses them). `queries` is
+/// (H_i, D_i), `weights` (H_i, already scaled by `D_i^-0.5 H_i^-0.5`), `key` (D_i). The dot products sum blocks of 32
+/// channels in order: with MXFP4 values each block is exact, and the result is that of [`score_packed`] bit for bit.
 pub fn score(queries: &[f32], weights: &[f32], key: &[f32]) -> f32 {
     let dots = queries.chunks_exact(key.len()).map(|q| {
         let blocks = q.chunks(BLOCK).zip(key.chunks(BLOCK));

@@ -20,5 +20,6 @@ pub mod rope;
 pub mod route;
 pub mod sample;
 pub mod select;
+pub mod sequence;
 pub mod trace;
 pub mod weights;

@@ -38,6 +38,8 @@ impl Default for Options {
 /// Which rows of a forward get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
+    /// None: the text goes on.
+    None,
     /// The last one.
     Last,
     /// All of them.
@@ -251,12 +253,7 @@ impl Model {
     /// The mix of every row (`numerics.md` §2).
     fn mix(&self, name: &str, weights: &MixWeights, streams: &Matrix, trace: &mut Trace) -> Vec<Mix> {
         let c = &self.config;
-        let shape = MixShape {
-            streams: c.hc_mult,
-            sinkhorn_iters: c.hc_sinkhorn_iters,
-            rms_eps: c.rms_norm_eps,
-            hc_eps: c.hc_eps,
-        };
+        let shape = MixShape::new(c);
         let mut mixes: Vec<Mix> = streams.iter().map(|row| boundary::mix(row, weights, shape)).collect();
         let (t, n) = (streams.rows, c.hc_mult);
         let all = |part: fn(&Mix) -> &Vec<f32>| Values::F32(mixes.iter().flat_map(part).copied().collect());
@@ -568,11 +565,14 @@ impl Model {
     fn head(&self, rows: &Rows, logits: LogitRows, trace: &mut Trace) -> Vec<Vec<f32>> {
         let c = &self.config;
         let (t, h) = (rows.streams.rows, c.hidden_size);
+        if logits == LogitRows::None {
+            return vec![];
+        }
         let collapsed = collapse(&rows.streams, &rows.pre, h);
         let x = collapsed.map_rows(h, |_, x| rms_norm(x, &self.weights.norm, c.rms_norm_eps));
         let x = match logits {
             LogitRows::All => x,
-            LogitRows::Last => Matrix::stack(h, [x.row(t - 1).to_vec()]),
+            LogitRows::Last | LogitRows::None => Matrix::stack(h, [x.row(t - 1).to_vec()]),
         };
         let logits = self.weights.head.apply(&x);
         trace.enter(None);

@@ -85,6 +85,12 @@ impl Trace {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
+    /// Those whose full names `keep` accepts.
+    pub fn filter(mut self, keep: impl Fn(&str) -> bool) -> Self {
+        self.tensors.retain(|name, _| keep(name));
+        self
+    }
+
     /// Writes them as one safetensors file.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();

@@ -106,9 +106,10 @@ impl Tokenizer {
     /// Ids of a text in which added tokens, control tokens among them, become their ids: for prompts in raw form.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         let (mut ids, mut start, mut at) = (Vec::new(), 0, 0);
-        let firsts: Vec<u8> = self.added.iter().map(|(content, _)| content.as_bytes()[0]).collect();
+        let mut first = [false; 256];
+        self.added.iter().for_each(|(content, _)| first[content.as_bytes()[0] as usize] = true);
         while at < text.len() {
-            let found = match firsts.contains(&text.as_bytes()[at]) {
+            let found = match first[text.as_bytes()[at] as usize] {
                 true => self.added.iter().find(|(content, _)| text.as_bytes()[at..].starts_with(content.as_bytes())),
                 false => None,
             };

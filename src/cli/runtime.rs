@@ -1,0 +1,130 @@
+//! One face for the two ways to run a model: a GPU, or plain loops on the CPU.
+
+use super::{Device, ModelArgs};
+use crate::checkpoint::Checkpoint;
+use crate::gpu::{DeviceOptions, Gpu};
+use crate::model::{Model, Options, Sequence};
+use crate::sampling::Request;
+use crate::text::{NgramTables, Tokenizer};
+use crate::{reference, Error, Result};
+use std::sync::Arc;
+
+/// What every command needs of a model that runs.
+pub(super) trait Runtime {
+    /// One line: what runs the model.
+    fn description(&self) -> String;
+    /// Reads tokens. `progress` hears how many of them are done.
+    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()>;
+    /// Makes tokens until a stop id, `max_tokens` or an error.
+    fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>>;
+    /// What was counted since the start, as JSON; null on the CPU.
+    fn counters(&self) -> serde_json::Value;
+}
+
+/// A model's files, opened and checked.
+pub(super) struct Opened {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Tokenizer,
+    pub ngrams: NgramTables,
+}
+
+/// Opens a model folder; nothing is uploaded yet.
+pub(super) fn open(args: &ModelArgs) -> Result<Opened> {
+    let checkpoint = Checkpoint::open(&args.model)?;
+    let tokenizer = Tokenizer::open(&args.model)?;
+    let ngrams = NgramTables::new(checkpoint.config(), &tokenizer)?;
+    Ok(Opened { checkpoint, tokenizer, ngrams })
+}
+
+impl Opened {
+    /// Ids of a prompt: control tokens that it spells are control tokens, and it begins with the beginning-of-text token.
+    pub fn prompt_ids(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer.encode_with_special(text)?;
+        let bos = self.checkpoint.config().bos_token_id;
+        if ids.first() != Some(&bos) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Loads the model on the device that was asked for.
+    pub fn start(&self, args: &ModelArgs, context: usize) -> Result<Box<dyn Runtime>> {
+        if let Some(gpu) = choose(args)? {
+            return Ok(Box::new(self.gpu(gpu, Options { context, ..Options::default() })?));
+        }
+        Ok(Box::new(self.cpu()?))
+    }
+
+    /// Loads the model on a GPU.
+    pub fn gpu(&self, gpu: Arc<Gpu>, options: Options) -> Result<Sequence> {
+        let bar = super::generate::progress_bar(false, 0, "loading");
+        let progress = &mut |bytes, total| {
+            bar.set_length(total);
+            bar.set_position(bytes);
+        };
+        let model = Model::load_blocking(gpu, &self.checkpoint, &self.ngrams, &options, progress)?;
+        bar.finish_and_clear();
+        Sequence::new(Arc::new(model))
+    }
+
+    /// Loads the model for the CPU.
+    pub fn cpu(&self) -> Result<reference::sequence::Sequence> {
+        let options = reference::model::Options::default();
+        let model = reference::model::Model::load(&self.checkpoint, &self.ngrams, options)?;
+        Ok(reference::sequence::Sequence::new(model))
+    }
+}
+
+/// The GPU that a command shall use, or none for the CPU.
+pub(super) fn choose(args: &ModelArgs) -> Result<Option<Arc<Gpu>>> {
+    let options = DeviceOptions { software: args.device == Device::Gpu, ..DeviceOptions::default() };
+    let gpu = match args.device {
+        Device::Cpu => None,
+        Device::Gpu => Some(Gpu::new_blocking(&options)?),
+        Device::Auto => match Gpu::new_blocking(&options) {
+            Ok(gpu) => Some(gpu),
+            Err(Error::NoGpu { looked_for }) => {
+                eprintln!("cedra: no usable GPU ({looked_for}): running on the CPU");
+                None
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    if args.verbose {
+        match &gpu {
+            Some(gpu) => eprintln!("cedra: {}", gpu.describe()),
+            None => eprintln!("cedra: CPU, one thread"),
+        }
+    }
+    Ok(gpu.map(Arc::new))
+}
+
+impl Runtime for Sequence {
+    fn description(&self) -> String {
+        self.gpu().describe()
+    }
+    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
+        Sequence::append(self, tokens, progress)
+    }
+    fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
+        Ok(Box::new(Sequence::generate(self, request)?))
+    }
+    fn counters(&self) -> serde_json::Value {
+        serde_json::to_value(self.gpu().counters()).expect("counters are plain numbers")
+    }
+}
+
+impl Runtime for reference::sequence::Sequence {
+    fn description(&self) -> String {
+        "CPU, one thread".into()
+    }
+    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
+        reference::sequence::Sequence::append(self, tokens, progress)
+    }
+    fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
+        Ok(Box::new(reference::sequence::Sequence::generate(self, request)?))
+    }
+    fn counters(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}

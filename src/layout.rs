@@ -1,0 +1,223 @@
+//! Widths, offsets and sizes of everything that lies on the device besides weights: one place, from the config alone.
+//!
+//! All widths are in 32-bit words. `(T, n)` reads: T rows of n words.
+
+use crate::config::{Candidates, Config, LayerPlan, Role};
+use crate::formats::CacheFormat;
+use crate::kernels::{
+    boundary,
+    cache_append::PageLayout,
+    group_rows,
+    select::{score_stride, CandidateDims},
+};
+use crate::{Error, Result};
+
+pub use crate::kernels::cache_append::PAGE_TOKENS;
+
+/// Bytes that the index scores of a step may take; longer contexts are read in smaller chunks.
+const SCORE_BUDGET: usize = 32 << 20;
+
+/// `n` rounded up to whole 16-byte loads.
+pub fn stride4(n: usize) -> usize {
+    n.next_multiple_of(4)
+}
+
+/// What the caller chooses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Tokens that the caches hold.
+    pub context: usize,
+    /// Most rows in flight: the longest prefill chunk.
+    pub chunk: usize,
+    /// Keep the logits of every row of a step, not of its last only (tracing).
+    pub all_logits: bool,
+    /// Fill caches and scratch with NaN before use, so that a read of something unwritten shows.
+    pub poison: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { context: 4096, chunk: 128, all_logits: false, poison: cfg!(debug_assertions) }
+    }
+}
+
+/// Where the parts of a layer's `down` row begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DownRow {
+    /// Query latent, `q_lora_rank` words at 0; then the window key, `head_dim` words.
+    pub window: usize,
+    /// `compressor.wkv` output, `head_dim` words.
+    pub latent: usize,
+    /// `compressor.wgate` output, `head_dim` words (ratio above 1).
+    pub gate: usize,
+    /// `indexer.weights_proj` output, `index_n_heads` words.
+    pub index_weights: usize,
+    /// Width of the row.
+    pub width: usize,
+}
+
+impl DownRow {
+    /// The row of a layer.
+    pub fn new(config: &Config, layer: &LayerPlan) -> Self {
+        let mut at = 0;
+        let mut take = |wanted: bool, n: usize| {
+            let here = at;
+            at += if wanted { stride4(n) } else { 0 };
+            here
+        };
+        take(true, config.q_lora_rank);
+        let window = take(true, config.head_dim);
+        let full = layer.role == Role::Full;
+        let latent = take(full, config.head_dim);
+        let gate = take(full && layer.ratio > 1, config.head_dim);
+        let index_weights = take(selects(layer), config.index_n_heads);
+        Self { window, latent, gate, index_weights, width: at }
+    }
+}
+
+/// Whether a layer runs the indexer.
+pub fn selects(layer: &LayerPlan) -> bool {
+    matches!(layer.role, Role::Full | Role::Reindex)
+}
+
+/// What the mixes of a config's layers have in common.
+pub fn boundary_dims(config: &Config) -> boundary::Dims {
+    boundary::Dims {
+        hidden: config.hidden_size as u32,
+        streams: config.hc_mult as u32,
+        sinkhorn_iterations: config.hc_sinkhorn_iters as u32,
+        norm_eps: config.rms_norm_eps,
+        eps: config.hc_eps,
+    }
+}
+
+/// The candidate pool's sizes.
+pub fn candidate_dims(config: &Config) -> CandidateDims {
+    CandidateDims { block_size: config.candidate_block_size as u32, blocks: config.candidate_topk_blocks as u32 }
+}
+
+/// Sizes of the device's state and scratch for a config and [`Options`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Most rows in flight.
+    pub rows: usize,
+    /// Tokens that the caches hold.
+    pub context: usize,
+    /// Words of one residual stream.
+    pub hidden: usize,
+    /// Words of all streams of a row.
+    pub streams: usize,
+    /// Words of a row's mix partials.
+    pub partials: usize,
+    /// Words of the widest `down` row.
+    pub down: usize,
+    /// Words of a `up` row, and where the index queries begin in it.
+    pub up: usize,
+    /// Offset of the index queries in an `up` row.
+    pub up_index: usize,
+    /// Words of one output group's heads.
+    pub group: usize,
+    /// Words of an `attended` row.
+    pub attended: usize,
+    /// Words of a `wo_a` output row.
+    pub attention_latent: usize,
+    /// Vectors that a MoE output consists of: chosen experts and the shared one.
+    pub parts: usize,
+    /// Words of a row of router logits.
+    pub gate: usize,
+    /// Words of an expert's hidden row.
+    pub expert_hidden: usize,
+    /// Words of the tiles of (row, expert) pairs.
+    pub tiles: usize,
+    /// Words of a packed window key.
+    pub window_row: usize,
+    /// Words of a packed latent.
+    pub latent_row: usize,
+    /// Words of a packed index key.
+    pub key_row: usize,
+    /// Scores of a row: the widest of the layers that select.
+    pub scores: usize,
+    /// Words of a selection: a count and the entries.
+    pub selection: usize,
+    /// Words of a candidate list: a count and the blocks.
+    pub candidates: usize,
+    /// Words of block scores of a row at the candidate source.
+    pub block_scores: usize,
+    /// Words of all Engram rows of a token and layer.
+    pub engram: usize,
+    /// Words of an Engram's keys and value.
+    pub engram_kv: usize,
+    /// Words of a row of logits.
+    pub logits: usize,
+    /// Rows of logits kept.
+    pub logit_rows: usize,
+}
+
+impl Layout {
+    /// Resolves the sizes.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a context or chunk that no run can have.
+    pub fn new(config: &Config, options: &Options) -> Result<Self> {
+        let range = |setting, found: usize, most: usize| {
+            if (1..=most).contains(&found) {
+                return Ok(());
+            }
+            Err(Error::Setting { setting, found: found.to_string(), allowed: format!("1 to {most}") })
+        };
+        range("context", options.context, config.max_position_embeddings)?;
+        range("chunk", options.chunk, 4096)?;
+        let (h, n, d) = (config.hidden_size, config.hc_mult, config.head_dim);
+        let pages = options.context.div_ceil(PAGE_TOKENS);
+        let score_width = |layer: &LayerPlan| {
+            let entries = pages * PAGE_TOKENS / layer.ratio;
+            match layer.candidates {
+                Candidates::Restricted => candidate_dims(config).slots(entries as u32),
+                _ => entries as u32,
+            }
+        };
+        let selecting = || config.layers.iter().filter(|layer| selects(layer));
+        let scores = selecting().map(|layer| score_stride(score_width(layer)) as usize).max().unwrap_or(0);
+        let rows = options.chunk.min((SCORE_BUDGET / 4 / scores.max(1)).max(1)).min(options.context);
+        let blocks = config.layers.iter().find(|layer| layer.candidates == Candidates::Source).map_or(0, |layer| {
+            candidate_dims(config).maxima_words((pages * PAGE_TOKENS / layer.ratio) as u32) as usize
+        });
+        let parts = config.num_experts_per_tok + 1;
+        let group = stride4(config.num_attention_heads / config.o_groups * d);
+        let up_index = stride4(config.num_attention_heads * d);
+        Ok(Self {
+            rows,
+            context: options.context,
+            hidden: stride4(h),
+            streams: n * stride4(h),
+            partials: boundary_dims(config).partials() as usize,
+            down: config.layers.iter().map(|layer| DownRow::new(config, layer).width).max().unwrap_or(0),
+            up: up_index + stride4(config.index_n_heads * config.index_head_dim),
+            up_index,
+            group,
+            attended: config.o_groups * group,
+            attention_latent: stride4(config.o_groups * config.o_lora_rank),
+            parts,
+            gate: stride4(config.n_routed_experts),
+            expert_hidden: stride4(config.moe_intermediate_size),
+            tiles: group_rows::tiles_words(rows as u32, parts as u32, config.n_routed_experts as u32 + 1) as usize,
+            window_row: CacheFormat::Fp8.row_words(d),
+            latent_row: CacheFormat::Nvfp4.row_words(d),
+            key_row: CacheFormat::Mxfp4.row_words(config.index_head_dim),
+            scores,
+            selection: 1 + config.index_topk,
+            candidates: 1 + config.candidate_topk_blocks,
+            block_scores: blocks,
+            engram: config.engram.as_ref().map_or(0, |engram| stride4(engram.width())),
+            engram_kv: stride4((n + 1) * h),
+            logits: stride4(config.vocab_size),
+            logit_rows: if options.all_logits { rows } else { 1 },
+        })
+    }
+
+    /// Words of a Full layer's pages.
+    pub fn pages(&self, ratio: usize) -> usize {
+        let page = PageLayout { entries: PAGE_TOKENS / ratio, latent_words: self.latent_row, key_words: self.key_row };
+        self.context.div_ceil(PAGE_TOKENS) * page.words()
+    }
+}

@@ -1,0 +1,531 @@
+//! The backbone's weights on the device: packs of matrices that are read together, and the small vectors beside them.
+//!
+//! [`WeightPlan`] says where everything will lie and how many bytes it takes before a device is touched; [`Weights`] is
+//! the plan carried out.
+
+use super::pack::{slice_limit, ExpertPlan, LinearPlan, Loader, MatrixSpec};
+use crate::checkpoint::layout::TensorSpec;
+use crate::checkpoint::{Checkpoint, Format, Tensor};
+use crate::config::{Config, LayerPlan, Role};
+use crate::gpu::{Buffer, Gpu, MemoryKind};
+use crate::kernels::experts_up::ExpertPack;
+use crate::kernels::linear::{Pack, Segment};
+use crate::kernels::{boundary, cache_append, engram_gather};
+use crate::layout::{selects, stride4, DownRow, Layout};
+use crate::reference::rope;
+use crate::text::NgramTables;
+use crate::Result;
+
+/// How a matrix is stored: what a plan needs to know of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// Number format.
+    pub format: Format,
+    /// Rows.
+    pub rows: usize,
+    /// Channels of a row.
+    pub channels: usize,
+}
+
+impl From<&Tensor<'_>> for Stored {
+    fn from(tensor: &Tensor<'_>) -> Self {
+        Self { format: tensor.format, rows: tensor.rows(), channels: tensor.channels() }
+    }
+}
+
+impl From<&TensorSpec> for Stored {
+    /// As the release stores it: the packed format where one is allowed; else BF16, the head F32.
+    fn from(spec: &TensorSpec) -> Self {
+        let [rows, channels] = match spec.shape[..] {
+            [rows, channels] => [rows, channels],
+            _ => [1, spec.shape.iter().product()],
+        };
+        let packed = [Format::Fp4, Format::Fp8Block, Format::Fp8Row];
+        let format = packed.into_iter().find(|format| spec.formats.contains(format));
+        let plain = if spec.name == "head.weight" { Format::F32 } else { Format::Bf16 };
+        Self { format: format.unwrap_or(plain), rows, channels }
+    }
+}
+
+/// A pack to be: names of its tensors and their places.
+#[derive(Debug, Clone)]
+struct Matrices {
+    names: Vec<String>,
+    plan: LinearPlan,
+}
+
+/// The experts of a layer to be.
+#[derive(Debug, Clone)]
+struct Experts {
+    /// Matrices of an expert: `w1, w3` or `w2`.
+    matrices: &'static [&'static str],
+    plan: ExpertPlan,
+}
+
+/// A layer's weights to be.
+#[derive(Debug, Clone)]
+struct PlannedLayer {
+    down: Matrices,
+    up: Matrices,
+    attention_a: Matrices,
+    attention_b: Matrices,
+    gate: Matrices,
+    experts_up: Experts,
+    experts_down: Experts,
+    engram: Option<[Matrices; 2]>,
+}
+
+/// Where the weights will lie.
+#[derive(Debug, Clone)]
+pub struct WeightPlan {
+    embed: Matrices,
+    head: Matrices,
+    layers: Vec<PlannedLayer>,
+    /// Bytes of everything that is no pack.
+    vectors: u64,
+}
+
+/// Asks how tensors are stored and places them.
+struct Planner<'a> {
+    limit: u64,
+    stored: &'a mut dyn FnMut(&str) -> Result<Stored>,
+}
+
+impl Planner<'_> {
+    /// Matrices that read the same input: name and place in the output row.
+    fn matrices(&mut self, list: Vec<(String, usize)>) -> Result<Matrices> {
+        self.grouped(list, None)
+    }
+
+    fn one(&mut self, name: impl Into<String>) -> Result<Matrices> {
+        self.matrices(vec![(name.into(), 0)])
+    }
+
+    /// The same, `(rows, stride)` of the groups of input channels given.
+    fn grouped(&mut self, list: Vec<(String, usize)>, group: Option<(usize, usize)>) -> Result<Matrices> {
+        let mut specs = Vec::with_capacity(list.len());
+        for (name, out) in &list {
+            let Stored { format, rows, channels: k } = (self.stored)(name)?;
+            let spec = MatrixSpec { format, rows, k, out: *out, group_rows: 0, group_stride: 0 };
+            specs.push(group.map_or(spec, |(rows, stride)| spec.grouped(rows, stride)));
+        }
+        Ok(Matrices { plan: LinearPlan::new(&specs, self.limit)?, names: list.into_iter().map(|m| m.0).collect() })
+    }
+
+    fn experts(&mut self, config: &Config, layer: usize, matrices: &'static [&'static str]) -> Result<Experts> {
+        let routed = (self.stored)(&expert_name(config, layer, 0, matrices[0]))?;
+        let shared = (self.stored)(&expert_name(config, layer, config.n_routed_experts, matrices[0]))?;
+        let size = (routed.rows, routed.channels);
+        let formats = [routed.format, shared.format];
+        let plan = ExpertPlan::new(matrices.len(), size, config.n_routed_experts, formats, self.limit)?;
+        Ok(Experts { matrices, plan })
+    }
+}
+
+/// Name of a matrix of an expert; the shared expert comes after the routed ones.
+fn expert_name(config: &Config, layer: usize, expert: usize, matrix: &str) -> String {
+    if expert == config.n_routed_experts {
+        format!("layers.{layer}.ffn.shared_experts.{matrix}.weight")
+    } else {
+        format!("layers.{layer}.ffn.experts.{expert}.{matrix}.weight")
+    }
+}
+
+impl WeightPlan {
+    /// Places all weights in slices of at most `limit` bytes; `stored` says how a tensor is stored.
+    ///
+    /// # Errors
+    /// Those of `stored`; [`Error::DeviceLimit`] when a slice cannot hold the least that must lie together.
+    pub fn new(
+        config: &Config,
+        layout: &Layout,
+        limit: u64,
+        stored: &mut dyn FnMut(&str) -> Result<Stored>,
+    ) -> Result<Self> {
+        let mut planner = Planner { limit, stored };
+        let mut vectors = bytes_of(&[layout.hidden, if config.engram.is_some() { config.vocab_size } else { 0 }]);
+        let (embed, head) = (planner.one("embed.weight")?, planner.one("head.weight")?);
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for layer in &config.layers {
+            let at = |name: &str| format!("layers.{}.{name}.weight", layer.index);
+            let row = DownRow::new(config, layer);
+            let mut down = vec![(at("attn.wq_a"), 0), (at("attn.wkv"), row.window)];
+            let mut up = vec![(at("attn.wq_b"), 0)];
+            let mut wk = 0;
+            if layer.role == Role::Full {
+                down.push((at("attn.compressor.wkv"), row.latent));
+                if layer.ratio > 1 {
+                    down.push((at("attn.compressor.wgate"), row.gate));
+                }
+                let Stored { format, rows, channels } = (planner.stored)(&at("attn.indexer.wk"))?;
+                wk = matrix_words(format, rows, channels);
+            }
+            if selects(layer) {
+                down.push((at("attn.indexer.weights_proj"), row.index_weights));
+                up.push((at("attn.indexer.wq_b"), layout.up_index));
+            }
+            vectors += bytes_of(&layer_vectors(config, layout, layer, wk));
+            layers.push(PlannedLayer {
+                down: planner.matrices(down)?,
+                up: planner.matrices(up)?,
+                attention_a: planner.grouped(vec![(at("attn.wo_a"), 0)], Some((config.o_lora_rank, layout.group)))?,
+                attention_b: planner.one(at("attn.wo_b"))?,
+                gate: planner.one(at("ffn.gate"))?,
+                experts_up: planner.experts(config, layer.index, &["w1", "w3"])?,
+                experts_down: planner.experts(config, layer.index, &["w2"])?,
+                engram: match layer.engram {
+                    Some(_) => Some([planner.one(at("engram.embed"))?, planner.one(at("engram.wkv"))?]),
+                    None => None,
+                },
+            });
+        }
+        Ok(Self { embed, head, layers, vectors })
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
+            let experts = [&layer.experts_up, &layer.experts_down].map(|experts| experts.plan.bytes());
+            let engram = layer.engram.iter().flatten();
+            packs.into_iter().chain(engram).map(|pack| pack.plan.bytes()).chain(experts)
+        });
+        self.vectors + self.embed.plan.bytes() + self.head.plan.bytes() + layers.sum::<u64>()
+    }
+
+    /// Slices of each kind of pack, for the count of uniforms: linear, experts, embedding, Engram tables.
+    pub(super) fn slices(&self) -> Slices {
+        let mut slices =
+            Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
+        for layer in &self.layers {
+            let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
+            slices.linear += packs.iter().map(|pack| pack.plan.slices()).sum::<usize>();
+            slices.experts_up += layer.experts_up.plan.slices();
+            slices.experts_down += layer.experts_down.plan.slices();
+            if let Some([table, wkv]) = &layer.engram {
+                slices.tables += table.plan.slices();
+                slices.linear += wkv.plan.slices();
+            }
+        }
+        slices
+    }
+}
+
+/// Numbers of slices: each is a dispatch with a uniform of its own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Slices {
+    pub linear: usize,
+    pub experts_up: usize,
+    pub experts_down: usize,
+    pub embed: usize,
+    pub tables: usize,
+}
+
+/// Bytes of buffers of so many words each; buffers of none are not made.
+fn bytes_of(words: &[usize]) -> u64 {
+    words.iter().filter(|&&words| words > 0).map(|&words| Buffer::allocated(4 * words as u64)).sum()
+}
+
+/// Words of the small buffers of a layer; `wk` are those of the index key projection.
+fn layer_vectors(config: &Config, layout: &Layout, layer: &LayerPlan, wk: usize) -> Vec<usize> {
+    let n = config.hc_mult;
+    let mix = [n * (n + 2) * layout.streams, 3 + n * (n + 2)];
+    let freqs = config.qk_rope_head_dim / 2;
+    let constants = if layer.role == Role::Full {
+        (2 * config.head_dim + freqs + config.index_head_dim).next_multiple_of(4) + wk
+    } else {
+        config.head_dim + freqs
+    };
+    let mut words = vec![layout.hidden, stride4(config.q_lora_rank), layout.hidden];
+    words.extend([mix, mix].concat());
+    words.extend([constants, freqs + config.num_attention_heads, config.n_routed_experts]);
+    if let (Some(_), Some(engram)) = (layer.engram, &config.engram) {
+        words.extend([n * config.hidden_size, 2 * engram.max_ngram_size + 2 * engram.rows_per_token()]);
+    }
+    words
+}
+
+/// Words of a matrix outside a pack: rows of whole chunks of 32 channels, then rows of scales in whole words.
+fn matrix_words(format: Format, rows: usize, channels: usize) -> usize {
+    let chunks = channels.div_ceil(32);
+    let scale_rows = match format {
+        Format::F32 | Format::Bf16 | Format::F16 => 0,
+        Format::Fp8Block => rows.div_ceil(32),
+        Format::Fp8Row | Format::Fp4 => rows,
+    };
+    rows * chunks * format.row_bytes(32) / 4 + scale_rows * chunks.div_ceil(4)
+}
+
+/// Such a matrix as the only one of a pack.
+fn matrix(tensor: &Tensor<'_>) -> (Vec<u32>, Segment) {
+    let (rows, chunks) = (tensor.rows(), tensor.channels().div_ceil(32));
+    let mut bytes = Vec::with_capacity(4 * matrix_words(tensor.format, rows, tensor.channels()));
+    let mut pad = |data: &[u8], width: usize, padded: usize, padding: u8| {
+        for row in data.chunks(width) {
+            bytes.extend_from_slice(row);
+            bytes.resize(bytes.len() - row.len() + padded, padding);
+        }
+        bytes.len() / 4
+    };
+    let codes = tensor.format.row_bytes(tensor.channels());
+    let scales = pad(tensor.data, codes, chunks * tensor.format.row_bytes(32), 0);
+    if let Some((data, [_, columns])) = tensor.scales {
+        pad(data, columns, 4 * chunks.div_ceil(4), 127);
+    }
+    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let segment = Segment {
+        format: tensor.format as u32,
+        data: 0,
+        scales: scales as u32,
+        rows: rows as u32,
+        out: 0,
+        first_row: 0,
+        group_rows: 0,
+        group_stride: 0,
+    };
+    (words, segment)
+}
+
+/// The mix of a sublayer.
+#[derive(Debug)]
+pub struct Mix {
+    /// Projection, padded by [`boundary::Dims::pad_mix_fn`].
+    pub projection: Buffer,
+    /// [scale 3, base n (n + 2)].
+    pub constants: Buffer,
+}
+
+/// An Engram's weights.
+#[derive(Debug)]
+pub struct Engram {
+    /// Rows of n-grams.
+    pub table: Pack,
+    /// Keys and value from the rows.
+    pub wkv: Pack,
+    /// `q_weight · k_weight` (n, h).
+    pub qk: Buffer,
+    /// Constants of the hash.
+    pub hash: Buffer,
+}
+
+/// A layer's weights.
+#[derive(Debug)]
+pub struct Layer {
+    /// Norm of the attention input.
+    pub attn_norm: Buffer,
+    /// Norm of the query latent.
+    pub q_norm: Buffer,
+    /// Norm of the expert input.
+    pub ffn_norm: Buffer,
+    /// Mixes of the attention and of the expert sublayer.
+    pub mixes: [Mix; 2],
+    /// What reads the attention input: see [`DownRow`].
+    pub down: Pack,
+    /// What reads the query latent: queries and index queries.
+    pub up: Pack,
+    /// `wo_a`, by group.
+    pub attention_a: Pack,
+    /// `wo_b`.
+    pub attention_b: Pack,
+    /// Router.
+    pub gate: Pack,
+    /// Router bias.
+    pub gate_bias: Buffer,
+    /// `w1` and `w3`.
+    pub experts_up: ExpertPack,
+    /// `w2`.
+    pub experts_down: ExpertPack,
+    /// Constants of `cache_append`.
+    pub append: Buffer,
+    /// Constants of `attend`.
+    pub attend: Buffer,
+    /// Full layers: `indexer.wk` in the constants of `cache_append`.
+    pub wk: Option<Segment>,
+    /// Engram layers.
+    pub engram: Option<Engram>,
+}
+
+/// All weights.
+#[derive(Debug)]
+pub struct Weights {
+    /// Embedding.
+    pub embed: Pack,
+    /// Output head.
+    pub head: Pack,
+    /// Final norm.
+    pub norm: Buffer,
+    /// Compressed token ids; none without Engram.
+    pub token_map: Option<Buffer>,
+    /// One a layer.
+    pub layers: Vec<Layer>,
+}
+
+/// Uploads the small vectors.
+struct Vectors<'a> {
+    gpu: &'a Gpu,
+    checkpoint: &'a Checkpoint,
+}
+
+impl Vectors<'_> {
+    fn words(&self, label: &str, words: &[u32]) -> Result<Buffer> {
+        let buffer = self.gpu.buffer(MemoryKind::Weights, label, 4 * words.len() as u64)?;
+        self.gpu.upload(&buffer, 0, bytemuck::cast_slice(words));
+        Ok(buffer)
+    }
+    fn floats(&self, label: &str, values: &[f32]) -> Result<Buffer> {
+        self.words(label, bytemuck::cast_slice(values))
+    }
+    fn values(&self, name: &str) -> Result<Vec<f32>> {
+        Ok(self.checkpoint.tensor(name)?.to_f32())
+    }
+    /// A norm's weight, padded by zeros to whole quads.
+    fn norm(&self, name: &str) -> Result<Buffer> {
+        let mut values = self.values(name)?;
+        values.resize(stride4(values.len()), 0.0);
+        self.floats(name, &values)
+    }
+}
+
+impl WeightPlan {
+    /// The plan of a checkpoint's weights for a device.
+    ///
+    /// # Errors
+    /// As [`WeightPlan::new`].
+    pub fn of(checkpoint: &Checkpoint, layout: &Layout, gpu: &Gpu) -> Result<Self> {
+        let stored = &mut |name: &str| checkpoint.tensor(name).map(|tensor| Stored::from(&tensor));
+        Self::new(checkpoint.config(), layout, slice_limit(gpu), stored)
+    }
+
+    /// Streams the weights to the device. `progress` hears the bytes that are there, of [`WeightPlan::bytes`] in all.
+    ///
+    /// # Errors
+    /// The checkpoint's and the device's.
+    pub async fn load(
+        &self,
+        gpu: &Gpu,
+        checkpoint: &Checkpoint,
+        tables: &NgramTables,
+        dims: &boundary::Dims,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Weights> {
+        let config = checkpoint.config();
+        let vectors = Vectors { gpu, checkpoint };
+        let mut loader = Loader::new(gpu);
+        let held = || gpu.counters().allocated.get(&MemoryKind::Weights).copied().unwrap_or(0);
+        let before = held();
+        let embed = self.embed.load(&mut loader, checkpoint).await?;
+        let token_map = match config.engram {
+            Some(_) => Some(vectors.words("Engram token map", &tables.token_map)?),
+            None => None,
+        };
+        let norm = vectors.norm("norm.weight")?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for (planned, plan) in self.layers.iter().zip(&config.layers) {
+            progress(held() - before);
+            layers.push(planned.load(&mut loader, &vectors, config, plan, tables, dims).await?);
+        }
+        let head = self.head.load(&mut loader, checkpoint).await?;
+        progress(held() - before);
+        Ok(Weights { embed, head, norm, token_map, layers })
+    }
+}
+
+impl Matrices {
+    async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint) -> Result<Pack> {
+        self.plan.load(loader, &self.names[0], |i| checkpoint.tensor(&self.names[i])).await
+    }
+}
+
+impl Experts {
+    async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint, layer: usize) -> Result<ExpertPack> {
+        let label = format!("layers.{layer}.ffn.experts.{}", self.matrices[0]);
+        let tensor = |expert, matrix: usize| {
+            checkpoint.tensor(&expert_name(checkpoint.config(), layer, expert, self.matrices[matrix]))
+        };
+        self.plan.load(loader, &label, tensor).await
+    }
+}
+
+impl PlannedLayer {
+    async fn load(
+        &self,
+        loader: &mut Loader<'_>,
+        vectors: &Vectors<'_>,
+        config: &Config,
+        plan: &LayerPlan,
+        tables: &NgramTables,
+        dims: &boundary::Dims,
+    ) -> Result<Layer> {
+        let checkpoint = vectors.checkpoint;
+        let prefix = format!("layers.{}", plan.index);
+        let at = |name: &str| format!("{prefix}.{name}");
+        let mix = |sublayer: &str| -> Result<Mix> {
+            let projection = vectors.values(&at(&format!("hc_{sublayer}_fn")))?;
+            let mut constants = vectors.values(&at(&format!("hc_{sublayer}_scale")))?;
+            constants.extend(vectors.values(&at(&format!("hc_{sublayer}_base")))?);
+            Ok(Mix {
+                projection: vectors.floats(&at(&format!("hc_{sublayer}_fn")), &dims.pad_mix_fn(&projection))?,
+                constants: vectors.floats(&at(&format!("hc_{sublayer}_base")), &constants)?,
+            })
+        };
+        let freqs = rope::frequencies(config, plan.ratio > 0);
+        let kv_norm = vectors.values(&at("attn.kv_norm.weight"))?;
+        let (append, wk) = if plan.role == Role::Full {
+            let tensor = checkpoint.tensor(&at("attn.indexer.wk.weight"))?;
+            let (words, wk) = matrix(&tensor);
+            let comp_norm = vectors.values(&at("attn.compressor.norm.weight"))?;
+            let k_norm = vectors.values(&at("attn.indexer.k_norm.weight"))?;
+            (cache_append::full_constants(&kv_norm, &freqs, &comp_norm, &k_norm, &words), Some(wk))
+        } else {
+            (cache_append::constants(&kv_norm, &freqs), None)
+        };
+        let sink = vectors.values(&at("attn.attn_sink"))?;
+        let engram = match (&self.engram, plan.engram, &config.engram) {
+            (Some([table, wkv]), Some(slot), Some(engram)) => {
+                let q = vectors.values(&at("engram.q_weight"))?;
+                let k = vectors.values(&at("engram.k_weight"))?;
+                let qk: Vec<f32> = q.iter().zip(&k).map(|(q, k)| q * k).collect();
+                let constants = &tables.layers[slot];
+                let hash = engram_dims(engram, tables).hash(&constants.multipliers, &constants.primes);
+                Some(Engram {
+                    table: table.load(loader, checkpoint).await?,
+                    wkv: wkv.load(loader, checkpoint).await?,
+                    qk: vectors.floats(&at("engram.q_weight"), &qk)?,
+                    hash: vectors.words(&at("engram hash"), &hash)?,
+                })
+            }
+            _ => None,
+        };
+        Ok(Layer {
+            attn_norm: vectors.norm(&at("attn_norm.weight"))?,
+            q_norm: vectors.norm(&at("attn.q_norm.weight"))?,
+            ffn_norm: vectors.norm(&at("ffn_norm.weight"))?,
+            mixes: [mix("attn")?, mix("ffn")?],
+            down: self.down.load(loader, checkpoint).await?,
+            up: self.up.load(loader, checkpoint).await?,
+            attention_a: self.attention_a.load(loader, checkpoint).await?,
+            attention_b: self.attention_b.load(loader, checkpoint).await?,
+            gate: self.gate.load(loader, checkpoint).await?,
+            gate_bias: vectors.floats(&at("ffn.gate.bias"), &vectors.values(&at("ffn.gate.bias"))?)?,
+            experts_up: self.experts_up.load(loader, checkpoint, plan.index).await?,
+            experts_down: self.experts_down.load(loader, checkpoint, plan.index).await?,
+            append: vectors.words(&at("cache_append constants"), &append)?,
+            attend: vectors.floats(&at("attend constants"), &[freqs, sink].concat())?,
+            wk,
+            engram,
+        })
+    }
+}
+
+/// Sizes and special tokens of a config's Engrams.
+pub(super) fn engram_dims(engram: &crate::config::EngramConfig, tables: &NgramTables) -> engram_gather::Dims {
+    engram_gather::Dims {
+        ngram: engram.max_ngram_size as u32,
+        heads: engram.n_heads as u32,
+        head_dim: engram.head_dim as u32,
+        // Text only: an image token is a token like any other here, as in the CPU model.
+        image_token: None,
+        pad_token: None,
+        pad_compressed: tables.pad,
+    }
+}
