@@ -181,7 +181,7 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
                 var rc = weights[data.z + i];
                 var rd = weights[data.w + i];
                 for (var q = 2u * i; q < 2u * i + 2u; q++) {
-                    part = advance(part, q, bf16x4(ra.xy), bf16x4(rb.xy), bf16x4(rc.xy), bf16x4(rd.xy));
+                    part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
                     ra = ra.zwxy;
                     rb = rb.zwxy;
                     rc = rc.zwxy;
@@ -200,7 +200,7 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
                 var rc = weights[data.z + i];
                 var rd = weights[data.w + i];
                 for (var q = 2u * i; q < 2u * i + 2u; q++) {
-                    part = advance(part, q, f16x4(ra.xy), f16x4(rb.xy), f16x4(rc.xy), f16x4(rd.xy));
+                    part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
                     ra = ra.zwxy;
                     rb = rb.zwxy;
                     rc = rc.zwxy;

@@ -19,14 +19,14 @@ fn e4m3x4(codes: u32) -> vec4<f32> {
 }
 
 // BF16 values of two words, low half first.
-fn bf16x4(w: vec2<u32>) -> vec4<f32> {
-    return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
+fn bf16x4(a: u32, b: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
 // F16 values of two words, low half first. Neither `unpack2x16float` nor shader-f16 is exact everywhere: a device may make
 // anything small of a subnormal half.
-fn f16x4(w: vec2<u32>) -> vec4<f32> {
-    let c = vec4<u32>(w.x, w.x >> 16u, w.y, w.y >> 16u);
+fn f16x4(a: u32, b: u32) -> vec4<f32> {
+    let c = vec4<u32>(a, a >> 16u, b, b >> 16u);
     let v = bitcast<vec4<f32>>(((c & vec4<u32>(0x7fffu)) << vec4<u32>(13u)) + vec4<u32>(112u << 23u));
     let magnitude = min(v, fma(vec4<f32>(2.0), v, vec4<f32>(-0.00006103515625)));
     // Infinity and NaN: the exponent is moved up once more.

@@ -54,7 +54,7 @@ pub struct ExpertsDown {
 impl ExpertsDown {
     /// Makes pipelines and bind groups. The slices have two segments each.
     pub fn new(gpu: &Gpu, pack: &ExpertPack, io: &ExpertsDownIo<'_>) -> Result<Self> {
-        assert!(io.u_stride % 4 == 0, "rows of u are read in quads: stride {}", io.u_stride);
+        assert!(io.u_stride.is_multiple_of(4), "rows of u are read in quads: stride {}", io.u_stride);
         let bind = |slice: &ExpertSlice| {
             let params = Params {
                 k: pack.k,

@@ -146,7 +146,7 @@ pub struct ExpertsUp {
 impl ExpertsUp {
     /// Makes pipelines and bind groups. The slices have four segments each.
     pub fn new(gpu: &Gpu, pack: &ExpertPack, io: &ExpertsUpIo<'_>) -> Result<Self> {
-        assert!(io.x_stride % 4 == 0, "rows of x are read in quads: stride {}", io.x_stride);
+        assert!(io.x_stride.is_multiple_of(4), "rows of x are read in quads: stride {}", io.x_stride);
         let bind = |slice: &ExpertSlice| {
             let params = Params {
                 k: pack.k,

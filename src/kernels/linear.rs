@@ -118,7 +118,7 @@ impl Linear {
     /// Makes pipelines and bind groups.
     pub fn new(gpu: &Gpu, pack: &Pack, io: &LinearIo<'_>) -> Result<Self> {
         assert!(
-            [io.x_stride, io.x_offset].iter().all(|n| n % 4 == 0),
+            [io.x_stride, io.x_offset].iter().all(|n| n.is_multiple_of(4)),
             "rows of x are read in quads: stride {}, offset {}",
             io.x_stride,
             io.x_offset
@@ -166,7 +166,7 @@ impl Linear {
 impl Segment {
     /// Tiles of outputs: four, or one where four could straddle two groups.
     fn tiles(&self) -> u32 {
-        self.rows.div_ceil(if self.group_rows % 4 == 0 { 4 } else { 1 })
+        self.rows.div_ceil(if self.group_rows.is_multiple_of(4) { 4 } else { 1 })
     }
 }
 
@@ -199,7 +199,7 @@ pub(super) fn bind_tiles(
     bind: impl Fn(&Arc<Pipeline>) -> Result<Bound>,
 ) -> Result<[Bound; 3]> {
     let formats = formats.fold(0, |set, format| set | 1 << format);
-    let tail = (k % 32 != 0) as u32;
+    let tail = !k.is_multiple_of(32) as u32;
     let mut overrides = vec![("LANES", lanes(k) as f64), ("FORMATS", formats as f64), ("TAIL", tail as f64)];
     overrides.extend(norm.map(|norm| ("NORM", norm as u32 as f64)));
     let tile = |size: u32| bind(&gpu.pipeline(kernel, &format!("r{size}"), &overrides)?);
