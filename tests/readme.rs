@@ -96,7 +96,11 @@ fn commands_parse() {
     // The other way round: nothing that the binary offers is left out.
     let command = cedra::cli::command();
     for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
-        assert!(text.contains(&format!("`cedra {}`", sub.get_name())), "README does not name `cedra {}`", sub.get_name());
+        assert!(
+            text.contains(&format!("`cedra {}`", sub.get_name())),
+            "README does not name `cedra {}`",
+            sub.get_name()
+        );
         for flag in sub.get_arguments().filter_map(|argument| argument.get_long()).filter(|flag| *flag != "help") {
             let used = lines.iter().any(|line| line.contains(sub.get_name()) && line.contains(&format!("--{flag}")));
             let told = text.contains(&format!("`--{flag}"));
