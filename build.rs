@@ -45,7 +45,7 @@ fn table(shaders: &Path) -> Result<String, Vec<String>> {
         .map(|v| format!("shaders/variants.txt: there is no shaders/{}.wgsl", v.kernel))
         .collect();
 
-    let mut text = String::from("/// Every variant of every kernel, by kernel, in the order of `shaders/variants.txt`.\npub static SHADERS: &[Shader] = &[\n");
+    let mut table = reflect::Table::default();
     for kernel in &kernels {
         let mut of_kernel: Vec<Variant> = variants.iter().filter(|v| v.kernel == *kernel).cloned().collect();
         if of_kernel.is_empty() {
@@ -56,14 +56,13 @@ fn table(shaders: &Path) -> Result<String, Vec<String>> {
                 .map_err(|problem| format!("shaders/{problem}"))
                 .and_then(|expanded| reflect::reflect(variant, &expanded));
             match reflected {
-                Ok(shader) => text.push_str(&reflect::emit(variant, &shader)),
+                Ok(shader) => table.add(variant, &shader),
                 Err(problem) => problems.push(problem),
             }
         }
     }
-    text.push_str("];\n");
     if problems.is_empty() {
-        Ok(text)
+        Ok(table.finish())
     } else {
         Err(problems)
     }

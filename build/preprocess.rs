@@ -41,15 +41,14 @@ pub fn parse_variants(table: &str) -> Result<Vec<Variant>, String> {
         for word in words {
             let (key, value) = match word.split_once('=') {
                 None => (word, None),
-                Some((key, value)) => {
-                    let value =
-                        value.parse().map_err(|_| format!("line {number}: `{word}`: the value is not a u32"))?;
-                    (key, Some(value))
-                }
+                Some((key, value)) => (key, Some(value)),
             };
             if !is_identifier(key) {
                 return Err(format!("line {number}: `{word}` is neither NAME nor NAME=value"));
             }
+            let value = value
+                .map(|value| value.parse().map_err(|_| format!("line {number}: `{word}`: the value is not a u32")))
+                .transpose()?;
             defines.push((key.to_string(), value));
         }
         variants.push(Variant { kernel: kernel.into(), name: name.into(), defines });

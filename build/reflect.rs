@@ -5,6 +5,7 @@
 use crate::preprocess::{compact, Expanded, Variant};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, ArraySize, StorageAccess, TypeInner};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// WebGPU's default limits: every variant fits them.
@@ -211,34 +212,75 @@ fn check_conventions(shader: &Reflected) -> Result<(), String> {
     Ok(())
 }
 
-/// The Rust text of one entry of the table `SHADERS`.
-pub fn emit(variant: &Variant, shader: &Reflected) -> String {
-    let mut out = String::new();
-    let features = format!(
-        "Needs {{ f16: {}, subgroups: {}, dot4: {} }}",
-        variant.defines("F16"),
-        variant.defines("SUBGROUPS"),
-        variant.defines("DOT4")
-    );
-    let _ = write!(
-        out,
-        "Shader {{ kernel: {:?}, variant: {:?}, source: {:?}, workgroup_size: {:?}, needs: {features}, bindings: &[",
-        variant.kernel, variant.name, shader.source, shader.workgroup_size
-    );
-    for Binding { binding, name, kind, size } in &shader.bindings {
+/// The Rust text of the table `SHADERS`. Variants of a kernel, and kernels that import the same text, are nearly equal:
+/// the sources are cut into their top-level items, and each different item is written once.
+#[derive(Default)]
+pub struct Table {
+    items: BTreeMap<String, usize>,
+    entries: String,
+}
+
+impl Table {
+    /// Adds a variant.
+    pub fn add(&mut self, variant: &Variant, shader: &Reflected) {
+        let out = &mut self.entries;
+        let _ = write!(out, "Shader {{ kernel: {:?}, variant: {:?}, source: &[", variant.kernel, variant.name);
+        for item in items(&shader.source) {
+            let next = self.items.len();
+            let index = *self.items.entry(item.to_string()).or_insert(next);
+            let _ = write!(out, "ITEM_{index}, ");
+        }
         let _ = write!(
             out,
-            "BindingInfo {{ binding: {binding}, name: {name:?}, kind: BindingKind::{kind}, size: {size} }}, "
+            "], workgroup_size: {:?}, needs: Needs {{ f16: {}, subgroups: {}, dot4: {} }}, bindings: &[",
+            shader.workgroup_size,
+            variant.defines("F16"),
+            variant.defines("SUBGROUPS"),
+            variant.defines("DOT4")
         );
-    }
-    out.push_str("], structs: &[");
-    for Struct { name, size, members } in &shader.structs {
-        let _ = write!(out, "StructInfo {{ name: {name:?}, size: {size}, members: &[");
-        for (name, offset, size) in members {
-            let _ = write!(out, "MemberInfo {{ name: {name:?}, offset: {offset}, size: {size} }}, ");
+        for Binding { binding, name, kind, size } in &shader.bindings {
+            let _ = write!(
+                out,
+                "BindingInfo {{ binding: {binding}, name: {name:?}, kind: BindingKind::{kind}, size: {size} }}, "
+            );
         }
-        out.push_str("] }, ");
+        out.push_str("], structs: &[");
+        for Struct { name, size, members } in &shader.structs {
+            let _ = write!(out, "StructInfo {{ name: {name:?}, size: {size}, members: &[");
+            for (name, offset, size) in members {
+                let _ = write!(out, "MemberInfo {{ name: {name:?}, offset: {offset}, size: {size} }}, ");
+            }
+            out.push_str("] }, ");
+        }
+        let _ = writeln!(out, "], overrides: &{:?} }},", shader.overrides);
     }
-    let _ = writeln!(out, "], overrides: &{:?} }},", shader.overrides);
-    out
+
+    /// The whole text.
+    pub fn finish(self) -> String {
+        let mut out = String::new();
+        for (item, index) in &self.items {
+            let _ = writeln!(out, "const ITEM_{index}: &str = {item:?};");
+        }
+        out.push_str("/// Every variant of every kernel, by kernel, in the order of `shaders/variants.txt`.\n");
+        let _ = writeln!(out, "pub static SHADERS: &[Shader] = &[\n{}];", self.entries);
+        out
+    }
+}
+
+/// Cuts compact WGSL after every line that ends a declaration. Concatenated, the items are the text again.
+pub fn items(source: &str) -> Vec<&str> {
+    let mut items = Vec::new();
+    let (mut start, mut at, mut depth) = (0, 0, 0i32);
+    for line in source.split_inclusive('\n') {
+        at += line.len();
+        depth += line.chars().map(|c| i32::from("{([".contains(c)) - i32::from("})]".contains(c))).sum::<i32>();
+        if depth == 0 && line.trim_end().ends_with(['}', ';']) {
+            items.push(&source[start..at]);
+            start = at;
+        }
+    }
+    if start < source.len() {
+        items.push(&source[start..]);
+    }
+    items
 }

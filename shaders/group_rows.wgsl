@@ -51,10 +51,10 @@ fn main(@builtin(local_invocation_index) local: u32) {
 
     // Each lane has a run of experts.
     let run = (EXPERTS + WORKGROUP - 1u) / WORKGROUP;
-    let from = min(local * run, EXPERTS);
-    let to = min(from + run, EXPERTS);
+    let begin = min(local * run, EXPERTS);
+    let end = min(begin + run, EXPERTS);
     var sum = vec2<u32>(0u);
-    for (var e = from; e < to; e++) {
+    for (var e = begin; e < end; e++) {
         let n = atomicLoad(&places[e]);
         sum += vec2<u32>(n, tiles_of(n));
     }
@@ -74,7 +74,7 @@ fn main(@builtin(local_invocation_index) local: u32) {
     if (local == WORKGROUP - 1u) {
         tiles[0] = sums[local].y;
     }
-    for (var e = from; e < to; e++) {
+    for (var e = begin; e < end; e++) {
         let n = atomicLoad(&places[e]);
         atomicStore(&places[e], next.x);
         for (var done = 0u; done < n; done += params.tile_pairs) {

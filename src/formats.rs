@@ -187,3 +187,71 @@ impl CacheFormat {
         self.unpack(&self.pack(row), row.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The nearest code by search, ties to the even one.
+    fn nearest(value: f32, decode: fn(u8) -> f32, codes: u8) -> u8 {
+        let distance = |code: &u8| (decode(*code) as f64 - value.abs() as f64).abs();
+        let best = (0..codes).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a % 2).cmp(&(b % 2))));
+        best.unwrap() | if value.is_sign_negative() { codes.next_power_of_two() } else { 0 }
+    }
+
+    /// Every code, every midpoint, and the neighbours of both.
+    fn probes(decode: fn(u8) -> f32, codes: u8) -> Vec<f32> {
+        let mut probes = Vec::new();
+        for code in 0..codes {
+            let (this, next) = (decode(code), decode(if code + 1 < codes { code + 1 } else { code }));
+            for v in [this, (this + next) / 2.0] {
+                probes.extend([v, v.next_up(), if v > 0.0 { v.next_down() } else { v }]);
+            }
+        }
+        let negative: Vec<f32> = probes.iter().map(|v| -v).collect();
+        probes.extend(negative);
+        probes
+    }
+
+    #[test]
+    fn e4m3_rounds_to_nearest_even() {
+        for v in probes(e4m3_to_f32, 127).into_iter().map(|v| v.clamp(-448.0, 448.0)) {
+            assert_eq!(f32_to_e4m3(v), nearest(v, e4m3_to_f32, 127), "{v:e}");
+        }
+        assert!((0..=255u8).filter(|code| code & 127 != 127).all(|code| f32_to_e4m3(e4m3_to_f32(code)) == code));
+    }
+
+    #[test]
+    fn e2m1_rounds_to_nearest_even_and_saturates() {
+        for v in probes(e2m1_to_f32, 8) {
+            assert_eq!(f32_to_e2m1(v), nearest(v, e2m1_to_f32, 8), "{v}");
+        }
+        assert_eq!([f32_to_e2m1(1e9), f32_to_e2m1(-7.0)], [7, 15]);
+    }
+
+    #[test]
+    fn powers_of_two_stay_and_anything_above_goes_up() {
+        for byte in 1..254u8 {
+            let power = ue8m0_to_f32(byte);
+            assert_eq!([ue8m0_ceil(power), ue8m0_ceil(power.next_up())], [byte, byte + 1]);
+        }
+        assert_eq!(ue8m0_to_f32(0), 2f32.powi(-127));
+    }
+
+    #[test]
+    fn rows_of_any_width_survive_packing() {
+        for format in [CacheFormat::Fp8, CacheFormat::Nvfp4, CacheFormat::Mxfp4] {
+            for channels in [1, 15, 16, 17, 31, 33, 44, 128, 130] {
+                let row: Vec<f32> = (0..channels).map(|c| (c as f32 * 0.7).sin() * 3.0).collect();
+                let once = format.round_trip(&row);
+                assert_eq!(format.pack(&row).len(), format.row_words(channels));
+                let error = row.iter().zip(&once).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert!(error <= if format == CacheFormat::Fp8 { 0.13 } else { 0.7 }, "{format:?} {channels}: {error}");
+            }
+            // The smallest scales: a row of zeros, and one of tiny numbers.
+            assert!(format.round_trip(&[0.0, -0.0, 1e-30]).iter().all(|v| v.abs() <= 2e-30));
+        }
+        let words = [CacheFormat::Fp8, CacheFormat::Nvfp4, CacheFormat::Mxfp4].map(|f| f.row_words(512) * 4);
+        assert_eq!((words, CacheFormat::Mxfp4.row_words(128) * 4), ([528, 288, 272], 68));
+    }
+}

@@ -14,14 +14,14 @@ const TARGET: BindingInfo = BindingInfo { binding: 2, name: "target_words", kind
 static ADD: Shader = Shader {
     kernel: "add",
     variant: "plain",
-    source: "
+    source: &["
         @group(0) @binding(0) var<uniform> params: vec4<u32>;
         @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
         override times: u32 = 1u;
         @compute @workgroup_size(64)
         fn main(@builtin(global_invocation_id) id: vec3<u32>) {
             if id.x < arrayLength(&target_words) { target_words[id.x] += params.x * times; }
-        }",
+        }"],
     workgroup_size: [64, 1, 1],
     needs: NOTHING,
     bindings: &[PARAMS, TARGET],
@@ -33,13 +33,13 @@ static ADD: Shader = Shader {
 static COPY: Shader = Shader {
     kernel: "copy",
     variant: "plain",
-    source: "
+    source: &["
         @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
         @group(0) @binding(3) var<storage, read> source_words: array<u32>;
         @compute @workgroup_size(64)
         fn main(@builtin(global_invocation_id) id: vec3<u32>) {
             if id.x < arrayLength(&target_words) { target_words[id.x] = source_words[id.x]; }
-        }",
+        }"],
     workgroup_size: [64, 1, 1],
     needs: NOTHING,
     bindings: &[TARGET, BindingInfo { binding: 3, name: "source_words", kind: BindingKind::Read, size: 0 }],
@@ -170,11 +170,79 @@ fn what_does_not_exist_or_cannot_run_is_unsupported() {
     assert_eq!(message(gpu.pipeline("nothing", "plain", &[])), "kernel nothing/plain: no such shader in this build");
     assert_eq!(
         message(gpu.pipeline_of(&NEEDS_F16, &[])),
-        "kernel add/plain needs Needs { f16: true, subgroups: false, dot4: false }; \
+        "kernel add/plain needs f16; \
          the device has f16 no, subgroups no, dot4 no, timestamps no"
     );
     assert_eq!(message(gpu.pipeline_of(&ADD, &[("size", 1.0)])), "kernel add/plain has no override `size`");
     assert!(gpu.set_profiling(true).is_err());
+}
+
+/// Runs a shader with the one binding `TARGET` on `input` and returns what it left there.
+fn run_on(gpu: &Gpu, shader: &'static Shader, input: &[u32]) -> Vec<u32> {
+    let target = gpu.buffer(MemoryKind::Scratch, "target", input.len() as u64 * 4).unwrap();
+    gpu.upload(&target, 0, bytemuck::cast_slice(input));
+    let pipeline = gpu.pipeline_of(shader, &[]).unwrap();
+    let bound = gpu.bind(&pipeline, &[Binding::Whole(&target)]).unwrap();
+    let mut recording = Recording::new();
+    recording.dispatch(&bound, [1, 1, 1], Traffic::NONE);
+    gpu.submit(recording).unwrap();
+    words(&gpu.read_blocking(&target).unwrap())
+}
+
+#[test]
+fn the_features_that_the_device_reports_work() {
+    let Some(gpu) = gpu() else { return };
+    println!("{gpu:?}");
+    static HALF: Shader = Shader {
+        kernel: "half",
+        source: &["enable f16;
+            @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
+            @compute @workgroup_size(1)
+            fn main() { target_words[0] = u32(f16(target_words[0]) * 0.5h); }"],
+        needs: Needs { f16: true, ..NOTHING },
+        bindings: &[TARGET],
+        overrides: &[],
+        ..ADD
+    };
+    static LANES: Shader = Shader {
+        kernel: "lanes",
+        source: &["
+            @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
+            @compute @workgroup_size(4)
+            fn main(@builtin(local_invocation_index) i: u32, @builtin(subgroup_size) size: u32) {
+                let sum = subgroupAdd(target_words[i]);
+                if i == 0u { target_words[0] = sum; target_words[1] = size; }
+            }"],
+        needs: Needs { subgroups: true, ..NOTHING },
+        bindings: &[TARGET],
+        overrides: &[],
+        ..ADD
+    };
+    static DOT: Shader = Shader {
+        kernel: "dot",
+        source: &["requires packed_4x8_integer_dot_product;
+            @group(0) @binding(2) var<storage, read_write> target_words: array<u32>;
+            @compute @workgroup_size(1)
+            fn main() { target_words[0] = bitcast<u32>(dot4I8Packed(target_words[0], target_words[1])); }"],
+        needs: Needs { dot4: true, ..NOTHING },
+        bindings: &[TARGET],
+        overrides: &[],
+        ..ADD
+    };
+    if gpu.features().f16 {
+        assert_eq!(run_on(&gpu, &HALF, &[14]), [7]);
+    }
+    if gpu.features().subgroups {
+        let (min, max) = gpu.features().subgroup_size;
+        let result = run_on(&gpu, &LANES, &[1, 10, 100, 1000]);
+        println!("subgroups of {} lanes", result[1]);
+        assert!((min..=max).contains(&result[1]), "{} lanes, {min} to {max} reported", result[1]);
+        assert!(result[1] < 4 || result[0] == 1111, "{result:?}");
+    }
+    if gpu.features().dot4 {
+        // (1, -2, 3, -4) . (5, 6, 7, 127)
+        assert_eq!(run_on(&gpu, &DOT, &[0xFC03_FE01, 0x7F07_0605])[0] as i32, 5 - 12 + 21 - 508);
+    }
 }
 
 #[test]
@@ -241,7 +309,7 @@ fn sizes_beyond_the_device_are_typed_errors() {
 #[test]
 fn a_refused_shader_is_a_typed_error_with_its_label() {
     let Some(gpu) = gpu() else { return };
-    static BAD: Shader = Shader { kernel: "bad", source: "fn main( {", bindings: &[], ..ADD };
+    static BAD: Shader = Shader { kernel: "bad", source: &["fn main( {"], bindings: &[], ..ADD };
     let message = device_message(gpu.pipeline_of(&BAD, &[]));
     assert!(message.starts_with("pipeline bad/plain: "), "{message}");
     assert!(message.contains("fn main( {"), "naga's message shows the line: {message}");

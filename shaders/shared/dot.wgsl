@@ -42,13 +42,18 @@ fn four_add(p: Four, q: Four) -> Four {
     return Four(rows_add(p.a, q.a), rows_add(p.b, q.b), rows_add(p.c, q.c), rows_add(p.d, q.d));
 }
 
-// Channels 4q .. 4q + 3 of the input row that starts at `at`, zero beyond channel k.
-fn load_row(at: u32, q: u32) -> vec4<f32> {
-    let v = x[at + q];
+// Channels 4q .. 4q + 3 of a vector, zero beyond channel k: what lies there may be anything.
+fn inside(v: vec4<f32>, q: u32) -> vec4<f32> {
     if (4u * q + 4u <= params.k) {
         return v;
     }
-    return select(vec4<f32>(0.0), v, vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.k));
+    let channel = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u);
+    return select(vec4<f32>(0.0), v, channel < vec4<u32>(params.k));
+}
+
+// Channels 4q .. 4q + 3 of the input row that starts at `at`.
+fn load_row(at: u32, q: u32) -> vec4<f32> {
+    return inside(x[at + q], q);
 }
 
 // Channels 4q .. 4q + 3 of the tile, times the norm's weights.
@@ -72,7 +77,7 @@ fn load_quad(q: u32) -> Quad {
         return t;
     }
     squares = rows_square(t.w, rows_square(t.z, rows_square(t.y, rows_square(t.x, squares))));
-    let g = norm_quad(q);
+    let g = inside(norm_quad(q), q);
     let zero = rows_zero();
     return Quad(mac(g.x, t.x, zero), mac(g.y, t.y, zero), mac(g.z, t.z, zero), mac(g.w, t.w, zero));
 }

@@ -1,9 +1,7 @@
 //! `cedra generate`: a prompt in, text out.
 
-use super::runtime::Runtime;
 use super::ModelArgs;
 use crate::sampling::{Request, Sampling};
-use crate::text::StreamDecoder;
 use anyhow::Context;
 use clap::{ArgGroup, Args};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -50,12 +48,7 @@ impl Generate {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let request = Request {
             max_tokens: self.max_tokens,
-            sampling: Sampling {
-                temperature: self.temperature,
-                top_p: self.top_p,
-                top_k: self.top_k,
-                seed: self.seed,
-            },
+            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
             stop_ids: vec![],
         };
         request.validate(usize::MAX)?;
@@ -81,7 +74,7 @@ impl Generate {
         let mut out = std::io::stdout().lock();
         let mut text = String::new();
         let mut ids = Vec::new();
-        let mut decoder = StreamDecoder::new(&opened.tokenizer);
+        let mut decoder = opened.tokenizer.stream();
         let mut first = None;
         let finish = {
             let mut tokens = runtime.generate(&request)?;
@@ -96,12 +89,16 @@ impl Generate {
                 }
                 text.push_str(&piece);
             }
-            let tail = decoder.finish()?;
+            let tail = decoder.finish();
             if !self.json {
                 writeln!(out, "{tail}")?;
             }
             text.push_str(&tail);
-            if ids.len() == self.max_tokens { "length" } else { "stop" }
+            if ids.len() == self.max_tokens {
+                "length"
+            } else {
+                "stop"
+            }
         };
         let total = reading.elapsed().as_secs_f64();
         let first = first.unwrap_or(total);
@@ -141,6 +138,7 @@ pub(super) fn progress_bar(hidden: bool, length: u64, what: &'static str) -> Pro
     if hidden || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec}, {eta} left").expect("a valid template");
+    let style =
+        ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec}, {eta} left").expect("a valid template");
     ProgressBar::new(length).with_style(style).with_message(what)
 }

@@ -96,7 +96,9 @@ fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {
         .map(str::trim)
         .filter(|piece| !piece.is_empty())
         .map(|piece| {
-            piece.parse().map_err(|_| anyhow::anyhow!("token id `{piece}`: allowed are whole numbers from 0 to {}", u32::MAX))
+            piece
+                .parse()
+                .map_err(|_| anyhow::anyhow!("token id `{piece}`: allowed are whole numbers from 0 to {}", u32::MAX))
         })
         .collect()
 }

@@ -25,7 +25,7 @@ pub(super) trait Runtime {
 pub(super) struct Opened {
     pub checkpoint: Checkpoint,
     pub tokenizer: Tokenizer,
-    pub ngrams: Option<NgramTables>,
+    pub ngrams: NgramTables,
 }
 
 /// Opens a model folder; nothing is uploaded yet.
@@ -57,14 +57,20 @@ impl Opened {
 
     /// Loads the model on a GPU.
     pub fn gpu(&self, gpu: Arc<Gpu>, options: Options) -> Result<Sequence> {
-        let model = Model::load(gpu, &self.checkpoint, self.ngrams.as_ref(), &options)?;
+        let bar = super::generate::progress_bar(false, 0, "loading");
+        let progress = &mut |bytes, total| {
+            bar.set_length(total);
+            bar.set_position(bytes);
+        };
+        let model = Model::load_blocking(gpu, &self.checkpoint, &self.ngrams, &options, progress)?;
+        bar.finish_and_clear();
         Sequence::new(Arc::new(model))
     }
 
     /// Loads the model for the CPU.
     pub fn cpu(&self) -> Result<reference::sequence::Sequence> {
-        let options = reference::model::Options { cache_quant: true };
-        let model = reference::model::Model::load(&self.checkpoint, self.ngrams.as_ref(), options)?;
+        let options = reference::model::Options::default();
+        let model = reference::model::Model::load(&self.checkpoint, &self.ngrams, options)?;
         Ok(reference::sequence::Sequence::new(model))
     }
 }
@@ -86,7 +92,7 @@ pub(super) fn choose(args: &ModelArgs) -> Result<Option<Arc<Gpu>>> {
     };
     if args.verbose {
         match &gpu {
-            Some(gpu) => eprintln!("cedra: {}", gpu.description()),
+            Some(gpu) => eprintln!("cedra: {}", gpu.describe()),
             None => eprintln!("cedra: CPU, one thread"),
         }
     }
@@ -95,7 +101,7 @@ pub(super) fn choose(args: &ModelArgs) -> Result<Option<Arc<Gpu>>> {
 
 impl Runtime for Sequence {
     fn description(&self) -> String {
-        self.gpu().description()
+        self.gpu().describe()
     }
     fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
         Sequence::append(self, tokens, progress)

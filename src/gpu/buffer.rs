@@ -3,11 +3,12 @@
 use super::counters::Tally;
 use super::device::Gpu;
 use crate::{Error, Result};
+use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 /// What a buffer is for: decides how it may be used, and under which heading it is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub enum MemoryKind {
     /// Packed weights.
     Weights,
@@ -36,7 +37,7 @@ impl MemoryKind {
 }
 
 /// A handle to a device buffer. Clones share it; the memory is freed with the last of them.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Buffer(Arc<Allocation>);
 
 struct Allocation {
@@ -47,9 +48,9 @@ struct Allocation {
     tally: Arc<Tally>,
 }
 
-impl std::fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({:?}, {} bytes)", self.label, self.kind, self.bytes)
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` ({:?}, {} bytes)", self.label(), self.kind(), self.bytes())
     }
 }
 

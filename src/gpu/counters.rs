@@ -6,7 +6,7 @@ use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A snapshot. `later - earlier` is what happened in between; the levels `allocated` and `buffers` stay those of `later`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
     /// Command buffers sent to the queue.
     pub submissions: u64,

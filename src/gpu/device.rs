@@ -5,7 +5,6 @@ use super::pipeline::Pipeline;
 use super::profile::Profile;
 use super::shaders::{find, Needs};
 use crate::{Error, Result};
-use futures::channel::oneshot;
 use futures::FutureExt;
 use std::collections::HashMap;
 use std::fmt;
@@ -293,57 +292,6 @@ impl Gpu {
             }
         }
         Ok(made)
-    }
-
-    /// The bytes of a host-visible buffer, once the device is done with it.
-    pub(super) async fn map(&self, staging: &wgpu::Buffer) -> Result<Vec<u8>> {
-        let (sender, receiver) = oneshot::channel();
-        staging.map_async(wgpu::MapMode::Read, .., move |result| {
-            // The receiver is gone when the caller no longer waits.
-            let _ = sender.send(result);
-        });
-        self.wait(None)?;
-        self.mapped(receiver.await, staging, staging.size())
-    }
-
-    /// The first `bytes` bytes of a buffer whose mapping ended in `result`; unmaps it.
-    pub(super) fn mapped(
-        &self,
-        result: std::result::Result<std::result::Result<(), wgpu::BufferAsyncError>, oneshot::Canceled>,
-        staging: &wgpu::Buffer,
-        bytes: u64,
-    ) -> Result<Vec<u8>> {
-        self.check()?;
-        let failed = |reason: String| Error::Device { message: format!("readback: {reason}") };
-        match result {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(failed(error.to_string())),
-            Err(oneshot::Canceled) => return Err(failed("the device never answered".into())),
-        }
-        let view = staging.get_mapped_range(..bytes).map_err(|error| failed(error.to_string()))?;
-        let data = view.to_vec();
-        drop(view);
-        staging.unmap();
-        Ok(data)
-    }
-
-    /// Lets callbacks of finished work run. Never waits.
-    pub(super) fn poll(&self) -> Result<()> {
-        self.device.poll(wgpu::PollType::Poll).map_err(|error| Error::Device { message: error.to_string() })?;
-        self.check()
-    }
-
-    /// Blocks until a submission, or everything submitted, is done. In a browser it returns at once: there the event
-    /// loop calls back.
-    pub(super) fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<()> {
-        let poll = wgpu::PollType::Wait { submission_index: submission, timeout: None };
-        match self.device.poll(poll) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.check()?;
-                Err(Error::Device { message: error.to_string() })
-            }
-        }
     }
 }
 

@@ -14,6 +14,7 @@ mod profile;
 mod readback;
 mod recording;
 mod shaders;
+mod wait;
 
 pub use buffer::{Buffer, MemoryKind};
 pub use counters::Counters;

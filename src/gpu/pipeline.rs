@@ -47,7 +47,7 @@ impl fmt::Debug for Pipeline {
 pub enum Binding<'a> {
     /// All of it.
     Whole(&'a Buffer),
-    /// `(buffer, offset, bytes)`; the offset is a multiple of the device's offset alignment (256 by default).
+    /// `(buffer, offset, bytes)`; the offset is a multiple of 256.
     Range(&'a Buffer, u64, u64),
 }
 
@@ -71,6 +71,9 @@ impl<'a> Binding<'a> {
         }
     }
 }
+
+/// What every WebGPU device accepts as an offset, whatever this one would.
+const OFFSET_ALIGNMENT: u64 = 256;
 
 /// A pipeline with its buffers: what a [`Recording`](super::Recording) dispatches. Clones share it.
 #[derive(Debug, Clone)]
@@ -118,7 +121,7 @@ impl Gpu {
         let label = format!("{}/{}", shader.kernel, shader.variant);
         if !self.features().cover(shader.needs) {
             return Err(Error::Unsupported {
-                what: format!("kernel {label} needs {:?}; the device has {}", shader.needs, self.features()),
+                what: format!("kernel {label} needs {}; the device has {}", shader.needs, self.features()),
             });
         }
         if let Some((name, _)) = overrides.iter().find(|(name, _)| !shader.overrides.contains(name)) {
@@ -139,7 +142,7 @@ impl Gpu {
         let (raw, layout) = self.scoped(&format!("pipeline {label}"), || {
             let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label: Some(&label),
-                source: wgpu::ShaderSource::Wgsl(shader.source.into()),
+                source: wgpu::ShaderSource::Wgsl(shader.source.concat().into()),
             });
             let layout = self
                 .device
@@ -215,17 +218,13 @@ impl Gpu {
         let (buffer, range) = (binding.buffer(), binding.range());
         let bytes = range.end.saturating_sub(range.start);
         let place = format!("binding {} `{}`", info.binding, info.name);
-        let (allowed_kind, allowed, alignment) = match info.kind {
-            BindingKind::Uniform => (
-                buffer.kind() == MemoryKind::Params,
-                self.limits().max_uniform_buffer_binding_size,
-                self.limits().min_uniform_buffer_offset_alignment,
-            ),
-            BindingKind::Read | BindingKind::ReadWrite => (
-                buffer.kind() != MemoryKind::Readback,
-                self.limits().max_storage_buffer_binding_size,
-                self.limits().min_storage_buffer_offset_alignment,
-            ),
+        let (allowed_kind, allowed) = match info.kind {
+            BindingKind::Uniform => {
+                (buffer.kind() == MemoryKind::Params, self.limits().max_uniform_buffer_binding_size)
+            }
+            BindingKind::Read | BindingKind::ReadWrite => {
+                (buffer.kind() != MemoryKind::Readback, self.limits().max_storage_buffer_binding_size)
+            }
         };
         if !allowed_kind {
             return Err(misfit(pipeline, format!("{place} is {:?}, the buffer is {buffer:?}", info.kind)));
@@ -233,11 +232,9 @@ impl Gpu {
         if bytes == 0 || range.end > Buffer::allocated(buffer.bytes()) {
             return Err(misfit(pipeline, format!("{place}: bytes {range:?} of {buffer:?}")));
         }
-        if !range.start.is_multiple_of(alignment.into()) || !bytes.is_multiple_of(4) {
-            return Err(misfit(
-                pipeline,
-                format!("{place}: bytes {range:?} of {buffer:?}: the offset is no multiple of {alignment}, or the size of 4"),
-            ));
+        if !range.start.is_multiple_of(OFFSET_ALIGNMENT) || !bytes.is_multiple_of(4) {
+            let rule = "the offset must be a multiple of 256, the size of 4";
+            return Err(misfit(pipeline, format!("{place}: bytes {range:?} of {buffer:?}: {rule}")));
         }
         if bytes < info.size {
             return Err(misfit(pipeline, format!("{place} needs {} bytes, {buffer:?} gives {bytes}", info.size)));

@@ -3,14 +3,13 @@
 use super::buffer::{Buffer, MemoryKind};
 use super::device::{locked, Gpu};
 use super::recording::Recording;
+use super::wait::Mapping;
 use crate::Result;
 use futures::channel::oneshot;
 use futures::FutureExt;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-
-type Mapped = oneshot::Receiver<std::result::Result<(), wgpu::BufferAsyncError>>;
 
 /// A ring of host-visible slots. A step records its copies into the next free slot; the slot is mapped once the step was
 /// submitted, and its payload is taken several steps later, in order.
@@ -34,7 +33,7 @@ enum State {
     /// Recorded, not submitted.
     Recorded,
     /// Submitted; the receiver hears when it is mapped.
-    Submitted(wgpu::SubmissionIndex, Mapped),
+    Submitted(wgpu::SubmissionIndex, oneshot::Receiver<std::result::Result<(), wgpu::BufferAsyncError>>),
     /// The recording was dropped instead of submitted.
     Abandoned,
 }
@@ -136,11 +135,11 @@ impl ReadbackRing {
         gpu.tally.waits.fetch_add(1, Relaxed);
         gpu.wait(Some(submission))?;
         let state = flight.state.clone();
-        let arrived = futures::future::poll_fn(|context| match &mut *locked(&state) {
+        let mapping = futures::future::poll_fn(|context| match &mut *locked(&state) {
             State::Submitted(_, receiver) => receiver.poll_unpin(context),
             State::Recorded | State::Abandoned => std::task::Poll::Ready(Err(oneshot::Canceled)),
-        })
-        .await;
+        });
+        let arrived = gpu.answer(mapping).await;
         self.land(gpu, arrived).map(Some)
     }
 
@@ -167,11 +166,7 @@ impl ReadbackRing {
     }
 
     /// Reads the front slot, whose mapping ended in `arrived`, and frees it.
-    fn land(
-        &mut self,
-        gpu: &Gpu,
-        arrived: std::result::Result<std::result::Result<(), wgpu::BufferAsyncError>, oneshot::Canceled>,
-    ) -> Result<Vec<u8>> {
+    fn land(&mut self, gpu: &Gpu, arrived: Mapping) -> Result<Vec<u8>> {
         let flight = self.flights.pop_front().expect("a payload has landed");
         let payload = gpu.mapped(arrived, flight.slot.raw(), flight.bytes)?;
         gpu.tally.readbacks.fetch_add(1, Relaxed);

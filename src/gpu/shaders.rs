@@ -1,5 +1,7 @@
 //! The table of shaders that the build script makes of `shaders/`, and the host structs that must match it.
 
+use std::fmt;
+
 /// One variant of one kernel, validated at build time. All buffers are in group 0.
 #[derive(Debug)]
 pub struct Shader {
@@ -7,8 +9,8 @@ pub struct Shader {
     pub kernel: &'static str,
     /// Name in `shaders/variants.txt`, or `plain`.
     pub variant: &'static str,
-    /// Preprocessed WGSL.
-    pub source: &'static str,
+    /// Preprocessed WGSL, in pieces to be joined: pieces that shaders have in common are in the binary once.
+    pub source: &'static [&'static str],
     /// Invocations of a workgroup in x, y, z.
     pub workgroup_size: [u32; 3],
     /// What the device must have.
@@ -30,6 +32,15 @@ pub struct Needs {
     pub subgroups: bool,
     /// The language feature `packed_4x8_integer_dot_product`.
     pub dot4: bool,
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [(self.f16, "f16"), (self.subgroups, "subgroups"), (self.dot4, "dot4")];
+        let names: Vec<_> = names.into_iter().filter_map(|(needed, name)| needed.then_some(name)).collect();
+        f.write_str(if names.is_empty() { "nothing" } else { "" })?;
+        f.write_str(&names.join(", "))
+    }
 }
 
 /// One buffer of a shader.

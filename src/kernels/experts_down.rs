@@ -70,11 +70,7 @@ impl ExpertsDown {
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })
         };
-        Ok(Self {
-            slices: pack.slices.iter().map(bind).collect::<Result<_>>()?,
-            pack: pack.clone(),
-            slots: io.slots,
-        })
+        Ok(Self { slices: pack.slices.iter().map(bind).collect::<Result<_>>()?, pack: pack.clone(), slots: io.slots })
     }
 
     /// Records the outputs of `rows` rows. Weights read, an estimate: min(rows · k, E) routed experts, and the shared

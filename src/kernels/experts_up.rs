@@ -162,16 +162,11 @@ impl ExpertsUp {
             let params = gpu.uniform("experts_up params", &params)?;
             let overrides = [("LANES", lanes(pack.k) as f64)];
             bind_tiles(gpu, "experts_up", ExpertPack::has_f16(slice), &overrides, |pipeline| {
-                let buffers =
-                    [&params, io.step, &slice.weights, io.norm, io.x, io.gains, io.pairs, io.tiles, io.u];
+                let buffers = [&params, io.step, &slice.weights, io.norm, io.x, io.gains, io.pairs, io.tiles, io.u];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })
         };
-        Ok(Self {
-            slices: pack.slices.iter().map(bind).collect::<Result<_>>()?,
-            pack: pack.clone(),
-            slots: io.slots,
-        })
+        Ok(Self { slices: pack.slices.iter().map(bind).collect::<Result<_>>()?, pack: pack.clone(), slots: io.slots })
     }
 
     /// Records the hidden vectors of `rows` rows. Weights read, an estimate: min(rows · k, E) routed experts, and the

@@ -41,7 +41,22 @@ pub struct Params {
 pub fn layout() -> Layout {
     crate::layout!(
         "index_score",
-        Params { heads, code_words, row_words, weight_stride, weight_offset, weight_scale, ratio, page_entries, page_words, key_offset, score_stride, capacity, block_size, candidate_stride }
+        Params {
+            heads,
+            code_words,
+            row_words,
+            weight_stride,
+            weight_offset,
+            weight_scale,
+            ratio,
+            page_entries,
+            page_words,
+            key_offset,
+            score_stride,
+            capacity,
+            block_size,
+            candidate_stride
+        }
     )
 }
 

@@ -73,8 +73,7 @@ impl Route {
             let what = format!("choosing {k} of {experts} experts (at most {MAX_EXPERTS} experts)");
             return Err(Error::Unsupported { what });
         }
-        let params =
-            Params { logit_stride: dims.logit_stride, k, normalise: dims.normalise as u32, scale: dims.scale };
+        let params = Params { logit_stride: dims.logit_stride, k, normalise: dims.normalise as u32, scale: dims.scale };
         let params = gpu.uniform("route params", &params)?;
         let pipeline = gpu.pipeline("route", "plain", &[("EXPERTS", experts as f64)])?;
         let buffers = [&params, io.step, io.logits, io.bias, io.ids, io.gains, io.pairs, io.tiles];

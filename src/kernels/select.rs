@@ -18,10 +18,7 @@ pub struct Params {
 
 /// [`Params`], to be held against WGSL.
 pub fn layout() -> Layout {
-    crate::layout!(
-        "select",
-        Params { topk, ratio, capacity, score_stride, block_size, blocks, maxima_stride }
-    )
+    crate::layout!("select", Params { topk, ratio, capacity, score_stride, block_size, blocks, maxima_stride })
 }
 
 /// Candidate blocks of a row.

@@ -3,18 +3,18 @@
 //! [`WeightPlan`] says where everything will lie and how many bytes it takes before a device is touched; [`Weights`] is
 //! the plan carried out.
 
-use super::layout::{selects, stride4, DownRow, Layout};
 use super::pack::{slice_limit, ExpertPlan, LinearPlan, Loader, MatrixSpec};
 use crate::checkpoint::layout::TensorSpec;
 use crate::checkpoint::{Checkpoint, Format, Tensor};
 use crate::config::{Config, LayerPlan, Role};
 use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::ExpertPack;
-use crate::kernels::linear::Pack;
+use crate::kernels::linear::{Pack, Segment};
 use crate::kernels::{boundary, cache_append, engram_gather};
+use crate::layout::{selects, stride4, DownRow, Layout};
 use crate::reference::rope;
 use crate::text::NgramTables;
-use crate::{Error, Result};
+use crate::Result;
 
 /// How a matrix is stored: what a plan needs to know of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,7 +195,8 @@ impl WeightPlan {
 
     /// Slices of each kind of pack, for the count of uniforms: linear, experts, embedding, Engram tables.
     pub(super) fn slices(&self) -> Slices {
-        let mut slices = Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
+        let mut slices =
+            Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
         for layer in &self.layers {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
             slices.linear += packs.iter().map(|pack| pack.plan.slices()).sum::<usize>();
@@ -255,23 +256,34 @@ fn matrix_words(format: Format, rows: usize, channels: usize) -> usize {
     rows * chunks * format.row_bytes(32) / 4 + scale_rows * chunks.div_ceil(4)
 }
 
-/// Such a matrix, and the word at which its scales begin.
-fn matrix(tensor: &Tensor<'_>) -> (Vec<u32>, usize) {
-    let chunks = tensor.channels().div_ceil(32);
-    let width = tensor.format.row_bytes(tensor.channels());
-    let mut bytes = Vec::with_capacity(4 * matrix_words(tensor.format, tensor.rows(), tensor.channels()));
-    let mut rows = |data: &[u8], width: usize, padded: usize, padding: u8| {
+/// Such a matrix as the only one of a pack.
+fn matrix(tensor: &Tensor<'_>) -> (Vec<u32>, Segment) {
+    let (rows, chunks) = (tensor.rows(), tensor.channels().div_ceil(32));
+    let mut bytes = Vec::with_capacity(4 * matrix_words(tensor.format, rows, tensor.channels()));
+    let mut pad = |data: &[u8], width: usize, padded: usize, padding: u8| {
         for row in data.chunks(width) {
             bytes.extend_from_slice(row);
-            bytes.resize(bytes.len().next_multiple_of(padded), padding);
+            bytes.resize(bytes.len() - row.len() + padded, padding);
         }
         bytes.len() / 4
     };
-    let scales = rows(tensor.data, width, chunks * tensor.format.row_bytes(32), 0);
+    let codes = tensor.format.row_bytes(tensor.channels());
+    let scales = pad(tensor.data, codes, chunks * tensor.format.row_bytes(32), 0);
     if let Some((data, [_, columns])) = tensor.scales {
-        rows(data, columns, 4 * chunks.div_ceil(4), 127);
+        pad(data, columns, 4 * chunks.div_ceil(4), 127);
     }
-    (bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(), scales)
+    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let segment = Segment {
+        format: tensor.format as u32,
+        data: 0,
+        scales: scales as u32,
+        rows: rows as u32,
+        out: 0,
+        first_row: 0,
+        group_rows: 0,
+        group_stride: 0,
+    };
+    (words, segment)
 }
 
 /// The mix of a sublayer.
@@ -281,15 +293,6 @@ pub struct Mix {
     pub projection: Buffer,
     /// [scale 3, base n (n + 2)].
     pub constants: Buffer,
-}
-
-/// Where `indexer.wk` lies in a Full layer's constants.
-#[derive(Debug, Clone, Copy)]
-pub struct WkPlace {
-    /// Its format as a number.
-    pub format: u32,
-    /// Word of its scales, counted from its first word.
-    pub scales: usize,
 }
 
 /// An Engram's weights.
@@ -336,8 +339,8 @@ pub struct Layer {
     pub append: Buffer,
     /// Constants of `attend`.
     pub attend: Buffer,
-    /// Full layers.
-    pub wk: Option<WkPlace>,
+    /// Full layers: `indexer.wk` in the constants of `cache_append`.
+    pub wk: Option<Segment>,
     /// Engram layers.
     pub engram: Option<Engram>,
 }
@@ -469,11 +472,10 @@ impl PlannedLayer {
         let kv_norm = vectors.values(&at("attn.kv_norm.weight"))?;
         let (append, wk) = if plan.role == Role::Full {
             let tensor = checkpoint.tensor(&at("attn.indexer.wk.weight"))?;
-            let (words, scales) = matrix(&tensor);
+            let (words, wk) = matrix(&tensor);
             let comp_norm = vectors.values(&at("attn.compressor.norm.weight"))?;
             let k_norm = vectors.values(&at("attn.indexer.k_norm.weight"))?;
-            let place = WkPlace { format: tensor.format as u32, scales };
-            (cache_append::full_constants(&kv_norm, &freqs, &comp_norm, &k_norm, &words), Some(place))
+            (cache_append::full_constants(&kv_norm, &freqs, &comp_norm, &k_norm, &words), Some(wk))
         } else {
             (cache_append::constants(&kv_norm, &freqs), None)
         };
@@ -525,8 +527,9 @@ pub(super) fn engram_dims(
         ngram: engram.max_ngram_size as u32,
         heads: engram.n_heads as u32,
         head_dim: engram.head_dim as u32,
-        image_token: config.image_token_id,
-        pad_token: Some(engram.pad_token_id),
+        // Text only: an image token is a token like any other here, as in the CPU model.
+        image_token: None,
+        pad_token: None,
         pad_compressed: tables.pad,
     }
 }

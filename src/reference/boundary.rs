@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::math::{add, dot, sigmoid, Matrix};
+use crate::config::Config;
 
 /// Weights of one mix. With n streams of h channels: projection (n(n + 2), n h), scale (3), base (n(n + 2)).
 #[derive(Debug, Clone, Default)]
@@ -26,6 +27,18 @@ pub struct MixShape {
     pub rms_eps: f32,
     /// Added in the Sinkhorn iteration and to `pre`.
     pub hc_eps: f32,
+}
+
+impl MixShape {
+    /// That of a config.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            streams: config.hc_mult,
+            sinkhorn_iters: config.hc_sinkhorn_iters,
+            rms_eps: config.rms_norm_eps,
+            hc_eps: config.hc_eps,
+        }
+    }
 }
 
 /// A finished mix of one row.
@@ -125,4 +138,38 @@ pub fn sum_parts(parts: &[f32], h: usize) -> Vec<f32> {
 /// The pre-mix before the first layer: stream 0 only.
 pub fn first_pre(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i == 0) as u32 as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_the_mix_sum_to_one_and_slices_to_the_whole() {
+        for n in [1, 3, 4] {
+            let h = 10;
+            let wave = |len: usize, step: f32| (0..len).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+            let projection = Matrix::new(n * (n + 2), n * h, wave(n * (n + 2) * n * h, 0.37));
+            let weights = MixWeights { projection, scale: vec![0.9, 0.7, 0.8], base: wave(n * (n + 2), 1.3) };
+            let shape = MixShape { streams: n, sinkhorn_iters: 20, rms_eps: 1e-20, hc_eps: 1e-6 };
+            let streams = wave(n * h, 0.9);
+            let whole = mix(&streams, &weights, shape);
+            for o in 0..n {
+                let column: f32 = (0..n).map(|i| whole.comb[i * n + o]).sum();
+                assert!((column - 1.0).abs() < 1e-5);
+            }
+            let mut sums = partials(&streams, &weights.projection, n, 0..4);
+            add(&mut sums, &partials(&streams, &weights.projection, n, 4..h));
+            let sliced = finish(&sums, n * h, &weights, shape);
+            assert!(whole.comb.iter().zip(&sliced.comb).all(|(a, b)| (a - b).abs() < 1e-5));
+        }
+    }
+
+    #[test]
+    fn expand_reads_the_mix_as_in_out() {
+        let mix = Mix { pre: vec![1.0, 0.0], post: vec![2.0, 3.0], comb: vec![0.0, 1.0, 0.0, 0.0] };
+        // Stream 0 goes to stream 1, and nothing goes to stream 0.
+        assert_eq!(expand(&[5.0, 7.0], &[1.0], &mix), [2.0, 8.0]);
+        assert_eq!(collapse(&[5.0, 7.0], &mix.pre), [5.0]);
+    }
 }

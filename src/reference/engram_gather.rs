@@ -22,14 +22,15 @@ pub fn compress(recent: &[u32], token_map: &[u32], pad: u32) -> Vec<u32> {
 
 /// Rows of a layer's table, (N - 1) · heads of them, in the order (n-gram size, head). `compressed` and `multipliers` are
 /// (N), newest token first; `primes` and `offsets` ((N - 1) · heads).
-pub fn hash(compressed: &[u32], multipliers: &[u64], primes: &[u64], offsets: &[u64]) -> Vec<u64> {
+pub fn hash(compressed: &[u32], multipliers: &[u64], primes: &[u32], offsets: &[u32]) -> Vec<u32> {
     let heads = primes.len() / (multipliers.len() - 1);
     let mut mixed = compressed[0] as u64 * multipliers[0];
     let mut rows = Vec::with_capacity(primes.len());
     for s in 1..multipliers.len() {
         mixed ^= compressed[s] as u64 * multipliers[s];
         let these = (s - 1) * heads..s * heads;
-        rows.extend(primes[these.clone()].iter().zip(&offsets[these]).map(|(prime, offset)| mixed % prime + offset));
+        let slots = primes[these.clone()].iter().zip(&offsets[these]);
+        rows.extend(slots.map(|(&prime, offset)| (mixed % prime as u64) as u32 + offset));
     }
     rows
 }

@@ -19,7 +19,7 @@ pub mod ring_commit;
 pub mod rope;
 pub mod route;
 pub mod sample;
-pub mod sequence;
 pub mod select;
+pub mod sequence;
 pub mod trace;
 pub mod weights;

@@ -16,7 +16,7 @@ use super::{
 use crate::checkpoint::Checkpoint;
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::text::ngram::NgramTables;
+use crate::text::NgramTables;
 use crate::{Error, Result};
 
 /// How to compute.
@@ -38,6 +38,8 @@ impl Default for Options {
 /// Which rows of a forward get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
+    /// None: the text goes on.
+    None,
     /// The last one.
     Last,
     /// All of them.
@@ -77,7 +79,7 @@ pub struct Global {
     pub entries: Matrix,
     /// Index keys (C, D_i).
     pub keys: Matrix,
-    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the tokens of an incomplete group: position p lies in slot `p % ratio`.
+    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the newest group's tokens but its last: position p lies in slot `p % ratio`.
     pub remainder: Matrix,
 }
 
@@ -89,7 +91,7 @@ pub struct Rows {
     /// Weights with which the next sublayer collapses them (T, n).
     pub pre: Matrix,
     /// Rows of each Engram layer's table, for each row in flight.
-    pub hashes: Vec<Vec<Vec<u64>>>,
+    pub hashes: Vec<Vec<Vec<u32>>>,
     /// Entries that the last index source chose for each row, ascending.
     pub selection: Vec<Vec<u32>>,
     /// Blocks that the candidate source kept for each row, ascending.
@@ -167,12 +169,14 @@ impl Model {
         let embedded = Matrix::stack(h, tokens.iter().map(|&id| self.weights.embed.row(id as usize).to_vec()));
         trace.enter(None);
         trace.record("embeddings", &[1, t, h], &embedded.data);
-        let hashes: Vec<Vec<Vec<u64>>> = (0..c.engram.as_ref().map_or(0, |e| e.layer_ids.len()))
+        let hashes: Vec<Vec<Vec<u32>>> = (0..c.engram.as_ref().map_or(0, |e| e.layer_ids.len()))
             .map(|slot| (0..t).map(|t| self.hash(slot, &state.history, &tokens[..=t])).collect())
             .collect();
         if let Some(engram) = &c.engram {
             trace.put("engram_hash_ids", &[1, t, hashes.len(), engram.rows_per_token()], || {
-                Values::I64((0..t).flat_map(|t| hashes.iter().flat_map(move |h| h[t].iter().map(|&r| r as i64))).collect())
+                Values::I64(
+                    (0..t).flat_map(|t| hashes.iter().flat_map(move |h| h[t].iter().map(|&r| r as i64))).collect(),
+                )
             });
         }
         Ok(Rows {
@@ -185,7 +189,7 @@ impl Model {
     }
 
     /// Table rows of the last token of `tokens`, which follow `history`.
-    fn hash(&self, slot: usize, history: &[u32], tokens: &[u32]) -> Vec<u64> {
+    fn hash(&self, slot: usize, history: &[u32], tokens: &[u32]) -> Vec<u32> {
         let recent: Vec<u32> = tokens.iter().rev().chain(history).take(history.len() + 1).copied().collect();
         let compressed = engram_gather::compress(&recent, &self.tables.token_map, self.tables.pad);
         let layer = &self.tables.layers[slot];
@@ -249,12 +253,7 @@ impl Model {
     /// The mix of every row (`numerics.md` §2).
     fn mix(&self, name: &str, weights: &MixWeights, streams: &Matrix, trace: &mut Trace) -> Vec<Mix> {
         let c = &self.config;
-        let shape = MixShape {
-            streams: c.hc_mult,
-            sinkhorn_iters: c.hc_sinkhorn_iters,
-            rms_eps: c.rms_norm_eps,
-            hc_eps: c.hc_eps,
-        };
+        let shape = MixShape::new(c);
         let mut mixes: Vec<Mix> = streams.iter().map(|row| boundary::mix(row, weights, shape)).collect();
         let (t, n) = (streams.rows, c.hc_mult);
         let all = |part: fn(&Mix) -> &Vec<f32>| Values::F32(mixes.iter().flat_map(part).copied().collect());
@@ -321,7 +320,8 @@ impl Model {
             trace.record("comp_kv_used", &[1, entries.rows, d], &entries.data);
             trace.put("topk", &[1, t, k], || {
                 let ids = |chosen: &Vec<u32>| {
-                    let ids: Vec<i32> = chosen.iter().map(|&id| id as i32).chain(std::iter::repeat(-1)).take(k).collect();
+                    let ids: Vec<i32> =
+                        chosen.iter().map(|&id| id as i32).chain(std::iter::repeat(-1)).take(k).collect();
                     ids
                 };
                 Values::I32(rows.selection.iter().flat_map(ids).collect())
@@ -353,7 +353,7 @@ impl Model {
         w.wo_b.apply(&u)
     }
 
-    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what is left over
+    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what an incomplete one needs
     /// (`numerics.md` §5, §6).
     #[allow(clippy::too_many_arguments)] // one Full layer's whole surroundings
     fn compress(
@@ -384,7 +384,7 @@ impl Model {
         });
         let latents = Matrix::stack(d, pooled.map(|pooled| cache_append::latent(&pooled, &w.norm, eps)));
         if let Some(gates) = &gates {
-            for s in first.max(end / ratio * ratio)..end {
+            for s in (first..end).filter(|s| (s + 1) % ratio != 0) {
                 let kept = global.remainder.row_mut(s % ratio);
                 kept[..d].copy_from_slice(values.row(s - first));
                 kept[d..].copy_from_slice(gates.row(s - first));
@@ -434,7 +434,8 @@ impl Model {
         let c = &self.config;
         let (t, heads, d_i, entries) = (x.rows, c.index_n_heads, c.index_head_dim, global.entries.rows);
         let queries = w.wq_b.apply(q_latent);
-        let queries = queries.map_rows(heads * d_i, |i, q| cache_append::index_query(q, d_i, (first + i) as u32, freqs));
+        let queries =
+            queries.map_rows(heads * d_i, |i, q| cache_append::index_query(q, d_i, (first + i) as u32, freqs));
         trace.record("index_q_prequant", &[1, t, heads, d_i], &queries.data);
         let by_head = Matrix::new(t * heads, d_i, queries.data);
         let queries = Matrix::new(t, heads * d_i, self.quantise(CacheFormat::Mxfp4, by_head).data);
@@ -455,7 +456,9 @@ impl Model {
             let score = |&entry: &u32| {
                 let key = global.keys.row(entry as usize);
                 match self.slips(Mutation::ScoreWithoutRelu) {
-                    true => queries.row(i).chunks_exact(d_i).zip(&weights).map(|(q, w)| w * super::math::dot(q, key)).sum(),
+                    true => {
+                        queries.row(i).chunks_exact(d_i).zip(&weights).map(|(q, w)| w * super::math::dot(q, key)).sum()
+                    }
                     false => index_score::score(queries.row(i), &weights, key),
                 }
             };
@@ -545,7 +548,8 @@ impl Model {
         });
         let shared = x.map_rows(h, |_, x| part(&w.shared, x, 1.0));
 
-        let all = |values: fn(&route::Route) -> &Vec<f32>| Values::F32(routes.iter().flat_map(values).copied().collect());
+        let all =
+            |values: fn(&route::Route) -> &Vec<f32>| Values::F32(routes.iter().flat_map(values).copied().collect());
         trace.put("moe_scores", &[t, c.n_routed_experts], || all(|r| &r.scores));
         trace.put("moe_weights", &[t, k], || all(|r| &r.weights));
         let ids = || Values::I32(routes.iter().flat_map(|r| &r.ids).map(|&id| id as i32).collect());
@@ -561,11 +565,14 @@ impl Model {
     fn head(&self, rows: &Rows, logits: LogitRows, trace: &mut Trace) -> Vec<Vec<f32>> {
         let c = &self.config;
         let (t, h) = (rows.streams.rows, c.hidden_size);
+        if logits == LogitRows::None {
+            return vec![];
+        }
         let collapsed = collapse(&rows.streams, &rows.pre, h);
         let x = collapsed.map_rows(h, |_, x| rms_norm(x, &self.weights.norm, c.rms_norm_eps));
         let x = match logits {
             LogitRows::All => x,
-            LogitRows::Last => Matrix::stack(h, [x.row(t - 1).to_vec()]),
+            LogitRows::Last | LogitRows::None => Matrix::stack(h, [x.row(t - 1).to_vec()]),
         };
         let logits = self.weights.head.apply(&x);
         trace.enter(None);

@@ -53,3 +53,23 @@ pub fn rotate(x: &mut [f32], position: u32, freqs: &[f32], inverse: bool) {
 pub fn rotate_heads(x: &mut [f32], head_dim: usize, position: u32, freqs: &[f32], inverse: bool) {
     x.chunks_exact_mut(head_dim).for_each(|head| rotate(head, position, freqs, inverse));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inverse_turns_back_and_leading_channels_stay() {
+        let x: Vec<f32> = (0..10).map(|i| i as f32 - 4.5).collect();
+        let freqs = [1.0, 0.1, 1e-4];
+        for position in [0, 1, 65_537, 1_048_575] {
+            let mut y = x.clone();
+            rotate(&mut y, position, &freqs, false);
+            assert_eq!(y[..4], x[..4]);
+            let (cos, sin) = turn(position, freqs[1]);
+            assert_eq!(y[6..8], [x[6] * cos - x[7] * sin, x[6] * sin + x[7] * cos]);
+            rotate(&mut y, position, &freqs, true);
+            assert!(x.iter().zip(&y).all(|(a, b)| (a - b).abs() < 1e-6));
+        }
+    }
+}

@@ -7,23 +7,11 @@ use std::cmp::Reverse;
 
 use super::math::is_non_finite;
 use super::select::order_key;
-
-/// How to choose.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most likely tokens that together reach this probability; 1 keeps all.
-    pub top_p: f32,
-    /// Seed of the random numbers.
-    pub seed: u64,
-}
+use crate::sampling::Sampling;
 
 /// The token of a row of logits (V), or none when one is NaN or infinite. `counter` is the number of tokens sampled
 /// before.
-pub fn sample(logits: &[f32], settings: &Settings, counter: u32) -> Option<u32> {
+pub fn sample(logits: &[f32], settings: &Sampling, counter: u32) -> Option<u32> {
     let best = greedy(logits)?;
     if settings.temperature == 0.0 {
         return Some(best);

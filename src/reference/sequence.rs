@@ -19,12 +19,12 @@ pub struct Sequence {
 impl Sequence {
     /// An empty text.
     pub fn new(model: Model) -> Self {
-        Self { state: State::new(model.config()), model, pending: vec![] }
+        Self { state: model.state(), model, pending: vec![] }
     }
 
     /// Tokens of the text.
     pub fn len(&self) -> usize {
-        self.state.position() + self.pending.len()
+        self.state.position + self.pending.len()
     }
 
     /// Whether the text has no token.
@@ -37,7 +37,7 @@ impl Sequence {
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenId`], [`Error::Context`]; the text is as before then.
     pub fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
-        let config = self.model.config();
+        let config = &self.model.config;
         check_tokens(tokens, config.vocab_size, self.len(), config.max_position_embeddings)?;
         self.pending.extend(tokens);
         let ready: Vec<u32> = self.pending.drain(..self.pending.len() - 1).collect();
@@ -55,8 +55,11 @@ impl Sequence {
     /// # Errors
     /// [`Error::Setting`], [`Error::EmptyPrompt`] for an empty text, [`Error::Context`] when the text would grow too long.
     pub fn generate<'a>(&'a mut self, request: &Request) -> Result<Generation<'a>> {
-        let config = self.model.config();
+        let config = &self.model.config;
         request.validate(config.vocab_size)?;
+        if self.pending.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
         check_room(self.len(), request.max_tokens, config.max_position_embeddings)?;
         Ok(Generation { sequence: self, request: request.clone(), made: 0, done: false })
     }
@@ -76,7 +79,7 @@ impl Generation<'_> {
         let logits = model.forward(state, pending, LogitRows::Last, None)?;
         pending.clear();
         let token = sample::sample(&logits[0], &self.request.sampling, self.made as u32)
-            .ok_or(Error::NonFinite { position: state.position() - 1 })?;
+            .ok_or(Error::NonFinite { position: state.position - 1 })?;
         self.made += 1;
         pending.push(token);
         Ok(Some(token).filter(|token| !self.request.stop_ids.contains(token)))
@@ -112,9 +115,6 @@ pub(crate) fn check_tokens(tokens: &[u32], vocabulary: usize, length: usize, con
 
 /// Refuses a generation that a text of `length` has no room for.
 pub(crate) fn check_room(length: usize, max_tokens: usize, context: usize) -> Result<()> {
-    if length == 0 {
-        return Err(Error::EmptyPrompt);
-    }
     match length.checked_add(max_tokens) {
         Some(needed) if needed <= context => Ok(()),
         needed => Err(Error::Context { needed: needed.unwrap_or(usize::MAX), allowed: context }),

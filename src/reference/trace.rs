@@ -85,12 +85,19 @@ impl Trace {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
+    /// Those whose full names `keep` accepts.
+    pub fn filter(mut self, keep: impl Fn(&str) -> bool) -> Self {
+        self.tensors.retain(|name, _| keep(name));
+        self
+    }
+
     /// Writes them as one safetensors file.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let bytes: Vec<(&str, &Recorded, Vec<u8>)> = self.iter().map(|(name, t)| (name, t, t.bytes())).collect();
         let malformed = |e: safetensors::SafeTensorError| Error::malformed(path, e.to_string());
-        let views = bytes.iter().map(|(name, t, bytes)| Ok((*name, TensorView::new(t.dtype(), t.shape.clone(), bytes)?)));
+        let views =
+            bytes.iter().map(|(name, t, bytes)| Ok((*name, TensorView::new(t.dtype(), t.shape.clone(), bytes)?)));
         let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(malformed)?;
         let file = safetensors::serialize(views, None).map_err(malformed)?;
         std::fs::write(path, file).map_err(|e| Error::io(path, e))

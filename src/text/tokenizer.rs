@@ -1,6 +1,6 @@
 //! Byte-level BPE: text to ids by the `tokenizers` crate, ids to bytes by a table of our own.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub struct Tokenizer {
     bpe: tokenizers::Tokenizer,
     /// Added tokens, longest first, so that the first that matches is the longest.
     added: Vec<(String, u32)>,
-    ids: HashMap<String, u32>,
+    ids: BTreeMap<String, u32>,
     /// By id: the token's string and bytes. Ids without a token have neither.
     tokens: Vec<Token>,
 }
@@ -61,7 +61,7 @@ impl Tokenizer {
         root["post_processor"] = Value::Null;
 
         // Added tokens that the model lists too leave its vocabulary: no text may reach them.
-        let mut ids: HashMap<String, u32> = added.iter().cloned().collect();
+        let mut ids: BTreeMap<String, u32> = added.iter().cloned().collect();
         let vocab = root["model"]["vocab"].as_object_mut();
         for (text, id) in vocab.iter().flat_map(|v| v.iter()) {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -106,9 +106,10 @@ impl Tokenizer {
     /// Ids of a text in which added tokens, control tokens among them, become their ids: for prompts in raw form.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         let (mut ids, mut start, mut at) = (Vec::new(), 0, 0);
-        let firsts: Vec<u8> = self.added.iter().map(|(content, _)| content.as_bytes()[0]).collect();
+        let mut first = [false; 256];
+        self.added.iter().for_each(|(content, _)| first[content.as_bytes()[0] as usize] = true);
         while at < text.len() {
-            let found = match firsts.contains(&text.as_bytes()[at]) {
+            let found = match first[text.as_bytes()[at] as usize] {
                 true => self.added.iter().find(|(content, _)| text.as_bytes()[at..].starts_with(content.as_bytes())),
                 false => None,
             };

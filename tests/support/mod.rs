@@ -1,5 +1,7 @@
 //! Where test data lies.
 
+#![allow(dead_code)] // no test binary needs all of it
+
 use std::path::PathBuf;
 
 /// A path in the shared folder (reference checkpoints too large to carry): beside the project or where `CEDRA_SHARED`
@@ -16,7 +18,6 @@ pub fn shared(path: &str) -> Option<PathBuf> {
 }
 
 /// A path in the fixtures that the project carries.
-#[allow(dead_code)] // not every test binary needs both
 pub fn fixture(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden").join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)
 }

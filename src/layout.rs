@@ -4,11 +4,15 @@
 
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::kernels;
+use crate::kernels::{
+    boundary,
+    cache_append::PageLayout,
+    group_rows,
+    select::{score_stride, CandidateDims},
+};
 use crate::{Error, Result};
 
-/// Tokens of a page of the global cache.
-pub const PAGE_TOKENS: usize = 128;
+pub use crate::kernels::cache_append::PAGE_TOKENS;
 
 /// Bytes that the index scores of a step may take; longer contexts are read in smaller chunks.
 const SCORE_BUDGET: usize = 32 << 20;
@@ -76,6 +80,22 @@ pub fn selects(layer: &LayerPlan) -> bool {
     matches!(layer.role, Role::Full | Role::Reindex)
 }
 
+/// What the mixes of a config's layers have in common.
+pub fn boundary_dims(config: &Config) -> boundary::Dims {
+    boundary::Dims {
+        hidden: config.hidden_size as u32,
+        streams: config.hc_mult as u32,
+        sinkhorn_iterations: config.hc_sinkhorn_iters as u32,
+        norm_eps: config.rms_norm_eps,
+        eps: config.hc_eps,
+    }
+}
+
+/// The candidate pool's sizes.
+pub fn candidate_dims(config: &Config) -> CandidateDims {
+    CandidateDims { block_size: config.candidate_block_size as u32, blocks: config.candidate_topk_blocks as u32 }
+}
+
 /// Sizes of the device's state and scratch for a config and [`Options`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -107,7 +127,7 @@ pub struct Layout {
     pub gate: usize,
     /// Words of an expert's hidden row.
     pub expert_hidden: usize,
-    /// Most tiles of (row, expert) pairs.
+    /// Words of the tiles of (row, expert) pairs.
     pub tiles: usize,
     /// Words of a packed window key.
     pub window_row: usize,
@@ -152,28 +172,25 @@ impl Layout {
         let score_width = |layer: &LayerPlan| {
             let entries = pages * PAGE_TOKENS / layer.ratio;
             match layer.candidates {
-                Candidates::Restricted => entries.min(config.candidate_topk_blocks * config.candidate_block_size),
-                _ => entries,
+                Candidates::Restricted => candidate_dims(config).slots(entries as u32),
+                _ => entries as u32,
             }
         };
         let selecting = || config.layers.iter().filter(|layer| selects(layer));
-        let scores = selecting().map(score_width).max().unwrap_or(0);
+        let scores = selecting().map(|layer| score_stride(score_width(layer)) as usize).max().unwrap_or(0);
         let rows = options.chunk.min((SCORE_BUDGET / 4 / scores.max(1)).max(1)).min(options.context);
-        let blocks = config
-            .layers
-            .iter()
-            .find(|layer| layer.candidates == Candidates::Source)
-            .map_or(0, |layer| (pages * PAGE_TOKENS / layer.ratio).div_ceil(config.candidate_block_size));
+        let blocks = config.layers.iter().find(|layer| layer.candidates == Candidates::Source).map_or(0, |layer| {
+            candidate_dims(config).maxima_words((pages * PAGE_TOKENS / layer.ratio) as u32) as usize
+        });
         let parts = config.num_experts_per_tok + 1;
         let group = stride4(config.num_attention_heads / config.o_groups * d);
         let up_index = stride4(config.num_attention_heads * d);
-        let slices = kernels::boundary::slices(h);
         Ok(Self {
             rows,
             context: options.context,
             hidden: stride4(h),
             streams: n * stride4(h),
-            partials: slices * (n * (n + 2) + 1),
+            partials: boundary_dims(config).partials() as usize,
             down: config.layers.iter().map(|layer| DownRow::new(config, layer).width).max().unwrap_or(0),
             up: up_index + stride4(config.index_n_heads * config.index_head_dim),
             up_index,
@@ -183,7 +200,7 @@ impl Layout {
             parts,
             gate: stride4(config.n_routed_experts),
             expert_hidden: stride4(config.moe_intermediate_size),
-            tiles: rows * parts,
+            tiles: group_rows::tiles_words(rows as u32, parts as u32, config.n_routed_experts as u32 + 1) as usize,
             window_row: CacheFormat::Fp8.row_words(d),
             latent_row: CacheFormat::Nvfp4.row_words(d),
             key_row: CacheFormat::Mxfp4.row_words(config.index_head_dim),
@@ -200,6 +217,7 @@ impl Layout {
 
     /// Words of a Full layer's pages.
     pub fn pages(&self, ratio: usize) -> usize {
-        self.context.div_ceil(PAGE_TOKENS) * (PAGE_TOKENS / ratio) * (self.latent_row + self.key_row)
+        let page = PageLayout { entries: PAGE_TOKENS / ratio, latent_words: self.latent_row, key_words: self.key_row };
+        self.context.div_ceil(PAGE_TOKENS) * page.words()
     }
 }

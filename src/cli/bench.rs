@@ -1,0 +1,217 @@
+//! `cedra bench`: prefill and decode, timed and counted.
+
+use super::ModelArgs;
+use crate::checkpoint::layout::expected;
+use crate::checkpoint::Checkpoint;
+use crate::gpu::Counters;
+use crate::model::{Options, Sequence};
+use crate::sampling::{Request, Sampling};
+use clap::Args;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Instant;
+
+/// Measures prefill and decode, and counts what they read.
+#[derive(Debug, Args)]
+pub(super) struct Bench {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    context: usize,
+    /// Tokens to generate after it.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    generate: usize,
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    context: usize,
+    generated: usize,
+    load_seconds: f64,
+    prefill_tokens_per_second: f64,
+    decode_tokens_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill: Option<Phase>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decode: Option<Phase>,
+    /// Nanoseconds a generated token by kernel, where the device has timestamps; measured apart, a pass a dispatch.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    nanoseconds_by_kernel: BTreeMap<String, u64>,
+}
+
+/// What a phase did on the device, a token.
+#[derive(Debug, Serialize)]
+struct Phase {
+    submissions: f64,
+    dispatches: f64,
+    readbacks: f64,
+    blocking_readbacks: f64,
+    weight_bytes: f64,
+    cache_bytes: f64,
+    /// Weight bytes of the checkpoint that the phase must read once, over those that the dispatches read.
+    needed_over_read: f64,
+}
+
+impl Phase {
+    fn new(counters: &Counters, tokens: usize, needed: f64) -> Self {
+        let each = |count: u64| count as f64 / tokens as f64;
+        Self {
+            submissions: each(counters.submissions),
+            dispatches: each(counters.dispatches),
+            readbacks: each(counters.readbacks),
+            blocking_readbacks: each(counters.blocking_readbacks),
+            weight_bytes: each(counters.weight_bytes),
+            cache_bytes: each(counters.cache_bytes),
+            needed_over_read: needed / counters.weight_bytes as f64,
+        }
+    }
+}
+
+impl Bench {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let opened = super::runtime::open(&self.model)?;
+        let config = opened.checkpoint.config();
+        // Ids that spread over the vocabulary and repeat no n-gram soon; the first is the beginning of a text.
+        let vocabulary = config.vocab_size as u64;
+        let mut prompt: Vec<u32> = (0..self.context as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect();
+        if let Some(first) = prompt.first_mut() {
+            *first = config.bos_token_id;
+        }
+        let sampling = Sampling::default();
+        let request = Request { max_tokens: self.generate, sampling, stop_ids: vec![] };
+        let context = self.context + 2 * self.generate + 1;
+        let report = match super::runtime::choose(&self.model)? {
+            Some(gpu) => {
+                let sequence = opened.gpu(gpu, Options { context, ..Options::default() })?;
+                gpu_report(sequence, &opened.checkpoint, &prompt, &request, started)?
+            }
+            None => {
+                let mut sequence = opened.cpu()?;
+                let load_seconds = started.elapsed().as_secs_f64();
+                let reading = Instant::now();
+                sequence.append(&prompt, &mut |_| {})?;
+                let prefill_seconds = reading.elapsed().as_secs_f64();
+                let writing = Instant::now();
+                let generated = sequence.generate(&request)?.collect::<crate::Result<Vec<_>>>()?.len();
+                let decode_seconds = writing.elapsed().as_secs_f64();
+                Report {
+                    device: "CPU, one thread".into(),
+                    context: prompt.len(),
+                    generated,
+                    load_seconds,
+                    prefill_tokens_per_second: prompt.len() as f64 / prefill_seconds,
+                    decode_tokens_per_second: generated as f64 / decode_seconds,
+                    prefill: None,
+                    decode: None,
+                    nanoseconds_by_kernel: BTreeMap::new(),
+                }
+            }
+        };
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, &report)?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        writeln!(out, "{}", report.device)?;
+        writeln!(out, "prefill  {:>10.1} tokens/s over {} tokens", report.prefill_tokens_per_second, report.context)?;
+        writeln!(out, "decode   {:>10.1} tokens/s over {} tokens", report.decode_tokens_per_second, report.generated)?;
+        for (name, phase) in [("prefill", &report.prefill), ("decode", &report.decode)] {
+            let Some(phase) = phase else { continue };
+            writeln!(
+                out,
+                "{name}, a token: {:.2} submissions, {:.1} dispatches, {:.2} readbacks ({:.2} blocking), {:.0} weight bytes, \
+                 {:.0} cache bytes; needed over read {:.3}",
+                phase.submissions,
+                phase.dispatches,
+                phase.readbacks,
+                phase.blocking_readbacks,
+                phase.weight_bytes,
+                phase.cache_bytes,
+                phase.needed_over_read,
+            )?;
+        }
+        let mut kernels: Vec<_> = report.nanoseconds_by_kernel.iter().collect();
+        kernels.sort_by_key(|&(_, &nanoseconds)| std::cmp::Reverse(nanoseconds));
+        for (kernel, nanoseconds) in kernels {
+            writeln!(out, "  {:>10.1} us a token in {kernel}", *nanoseconds as f64 / 1e3)?;
+        }
+        Ok(())
+    }
+}
+
+fn gpu_report(
+    mut sequence: Sequence,
+    checkpoint: &Checkpoint,
+    prompt: &[u32],
+    request: &Request,
+    started: Instant,
+) -> anyhow::Result<Report> {
+    let gpu = sequence.gpu().clone();
+    let load_seconds = started.elapsed().as_secs_f64();
+    let before = gpu.counters();
+    let reading = Instant::now();
+    sequence.append(prompt, &mut |_| {})?;
+    let prefill_seconds = reading.elapsed().as_secs_f64();
+    let read = gpu.counters();
+    let writing = Instant::now();
+    let generated = sequence.generate(request)?.collect::<crate::Result<Vec<_>>>()?.len();
+    let decode_seconds = writing.elapsed().as_secs_f64();
+    let written = gpu.counters();
+
+    let mut nanoseconds_by_kernel = BTreeMap::new();
+    if gpu.set_profiling(true).is_ok() {
+        let profiled = sequence.generate(request)?.collect::<crate::Result<Vec<_>>>()?.len();
+        for (kernel, time) in pollster::block_on(gpu.take_profile())? {
+            nanoseconds_by_kernel.insert(kernel, time.nanoseconds / profiled as u64);
+        }
+        gpu.set_profiling(false)?;
+    }
+    let [whole, active] = needed_bytes(checkpoint)?;
+    let tokens = prompt.len() - 1;
+    Ok(Report {
+        device: gpu.describe(),
+        context: prompt.len(),
+        generated,
+        load_seconds,
+        prefill_tokens_per_second: tokens as f64 / prefill_seconds,
+        decode_tokens_per_second: generated as f64 / decode_seconds,
+        prefill: Some(Phase::new(&(read.clone() - before), tokens, whole)),
+        decode: Some(Phase::new(&(written - read), generated, active * generated as f64)),
+        nanoseconds_by_kernel,
+    })
+}
+
+/// Bytes of the checkpoint's backbone that a prompt of any length must read once (without head and lookup tables), and that a
+/// generated token must read: all but the experts that were not chosen and the tables' other rows.
+fn needed_bytes(checkpoint: &Checkpoint) -> crate::Result<[f64; 2]> {
+    let config = checkpoint.config();
+    let (mut whole, mut active) = (0.0, 0.0);
+    for spec in expected(config).iter().filter(|spec| spec.required) {
+        let tensor = checkpoint.tensor(&spec.name)?;
+        let bytes = (tensor.data.len() + tensor.scales.map_or(0, |(scales, _)| scales.len())) as f64;
+        let rows = tensor.rows() as f64;
+        if spec.name == "embed.weight" {
+            active += bytes / rows;
+        } else if spec.name.ends_with("engram.embed.weight") {
+            active += bytes / rows * config.engram.as_ref().map_or(0.0, |engram| engram.rows_per_token() as f64);
+        } else if spec.name.contains(".experts.") {
+            whole += bytes;
+            active += bytes * config.num_experts_per_tok as f64 / config.n_routed_experts as f64;
+        } else if spec.name == "head.weight" {
+            active += bytes;
+        } else if !spec.name.ends_with("bias_vl") {
+            whole += bytes;
+            active += bytes;
+        }
+    }
+    Ok([whole, active])
+}

@@ -1,0 +1,110 @@
+//! Device memory, by kind, before anything is allocated.
+
+use super::scratch;
+use super::weights::WeightPlan;
+use crate::cache;
+use crate::config::{Config, Role};
+use crate::gpu::{Buffer, MemoryKind, SHADERS};
+use crate::layout::{selects, Layout};
+use crate::{Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Slots of a sequence's readback ring, and bytes of each.
+pub(super) const READBACK_SLOTS: usize = 4;
+/// Tokens that come back together.
+pub(super) const READBACK_TOKENS: usize = 4;
+
+/// Bytes on the device of a model with one sequence. What is allocated is this, to the byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    /// Weights.
+    pub weights: u64,
+    /// Caches of a sequence.
+    pub cache: u64,
+    /// Activations.
+    pub scratch: u64,
+    /// Uniforms and step state.
+    pub params: u64,
+    /// Host-visible slots.
+    pub readback: u64,
+}
+
+impl MemoryPlan {
+    /// Adds everything up.
+    pub fn new(config: &Config, layout: &Layout, weights: &WeightPlan) -> Self {
+        let bytes = |words: usize| Buffer::allocated(4 * words as u64);
+        let cache = cache::words(config, layout);
+        let of = |kind| cache.iter().filter(|(k, _)| *k == kind).map(|&(_, words)| bytes(words)).sum::<u64>();
+        Self {
+            weights: weights.bytes(),
+            cache: of(MemoryKind::Cache),
+            scratch: scratch::words(config, layout).iter().map(|&(_, words)| bytes(words)).sum(),
+            params: of(MemoryKind::Params) + uniforms(config, weights),
+            readback: READBACK_SLOTS as u64 * Buffer::allocated(8 * READBACK_TOKENS as u64),
+        }
+    }
+
+    /// All kinds together.
+    pub fn total(&self) -> u64 {
+        self.weights + self.cache + self.scratch + self.params + self.readback
+    }
+
+    /// The same by kind.
+    pub fn by_kind(&self) -> BTreeMap<MemoryKind, u64> {
+        use MemoryKind::*;
+        let bytes = [self.weights, self.cache, self.scratch, self.params, self.readback];
+        [Weights, Cache, Scratch, Params, Readback].into_iter().zip(bytes).collect()
+    }
+
+    /// Refuses a cache or scratch buffer that the device cannot bind.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] names the buffer.
+    pub fn check(&self, config: &Config, layout: &Layout, limits: &wgpu::Limits) -> Result<()> {
+        let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        let cache = cache::words(config, layout).into_iter().map(|(_, words)| ("a cache of this context", words));
+        for (what, words) in cache.chain(scratch::words(config, layout)) {
+            let needed = 4 * words as u64;
+            if needed > allowed {
+                return Err(Error::DeviceLimit { what: format!("buffer `{what}`"), needed, allowed });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of all uniforms that a sequence's kernels have.
+fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
+    let slices = weights.slices();
+    let layers = config.layers.len();
+    // A Full layer without remainder binds an empty buffer in its place.
+    let placeholders = config.layers.iter().filter(|layer| layer.role == Role::Full && layer.ratio == 1).count();
+    let selecting = config.layers.iter().filter(|layer| selects(layer)).count();
+    let count = [
+        ("embed", slices.embed),
+        ("engram_gather", slices.tables),
+        ("engram_gate", config.layers.iter().filter(|layer| layer.engram.is_some()).count()),
+        ("boundary", 2 * layers + 1),
+        ("linear", slices.linear),
+        ("cache_append", layers),
+        ("index_score", selecting),
+        ("select", selecting),
+        ("attend", layers),
+        ("ring_commit", layers),
+        ("route", layers),
+        ("group_rows", 2 * layers),
+        ("experts_up", slices.experts_up),
+        ("experts_down", slices.experts_down),
+        ("sample", 2),
+    ];
+    let uniforms = count.iter().map(|&(kernel, count)| count as u64 * Buffer::allocated(params_bytes(kernel)));
+    uniforms.sum::<u64>() + placeholders as u64 * Buffer::allocated(0)
+}
+
+/// Bytes of a kernel's `Params`, as its shader declares them.
+fn params_bytes(kernel: &str) -> u64 {
+    let shader = SHADERS.iter().find(|shader| shader.kernel == kernel).expect("a kernel of the table");
+    let params = shader.structs.iter().find(|structure| structure.name == "Params").expect("every kernel has Params");
+    params.size as u64
+}

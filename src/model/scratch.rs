@@ -1,0 +1,97 @@
+//! Activations of a step. All sequences of a model share them: the queue runs one step after the other.
+
+use crate::config::Config;
+use crate::gpu::{Buffer, Gpu, MemoryKind};
+use crate::layout::Layout;
+use crate::Result;
+
+macro_rules! scratch {
+    ($($(#[$doc:meta])* $name:ident: $words:expr),+ $(,)?) => {
+        /// Activations of a step; T is the most rows in flight.
+        #[derive(Debug)]
+        pub(crate) struct Scratch { $($(#[$doc])* pub $name: Buffer),+ }
+
+        /// Words of each buffer.
+        pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(&'static str, usize)> {
+            let size = Size { config, layout, rows: layout.rows };
+            vec![$((stringify!($name), { let words: fn(&Size<'_>) -> usize = $words; words(&size) })),+]
+        }
+
+        impl Scratch {
+            /// Makes the buffers.
+            ///
+            /// # Errors
+            /// As [`Gpu::buffer`].
+            pub fn new(gpu: &Gpu, config: &Config, layout: &Layout) -> Result<Self> {
+                let mut sizes = words(config, layout).into_iter();
+                $(
+                    let (name, words) = sizes.next().expect("a size for each buffer");
+                    let $name = gpu.buffer(MemoryKind::Scratch, name, 4 * words as u64)?;
+                )+
+                Ok(Self { $($name),+ })
+            }
+
+            /// Fills everything with `word`.
+            pub fn poison(&self, gpu: &Gpu, word: u32) {
+                $(gpu.fill(&self.$name, word);)+
+            }
+        }
+    };
+}
+
+struct Size<'a> {
+    config: &'a Config,
+    layout: &'a Layout,
+    rows: usize,
+}
+
+scratch! {
+    /// (T, n, h4): residual streams.
+    streams: |s| s.rows * s.layout.streams,
+    /// (T, S, n (n + 2) + 1): partial sums of the mixes of attention sublayers.
+    partials_attn: |s| s.rows * s.layout.partials,
+    /// The same of expert sublayers.
+    partials_ffn: |s| s.rows * s.layout.partials,
+    /// (T, h4): collapsed streams.
+    x: |s| s.rows * s.layout.hidden,
+    /// (T, down): see [`DownRow`](crate::layout::DownRow).
+    down: |s| s.rows * s.layout.down,
+    /// (T, up): queries, index queries.
+    up: |s| s.rows * s.layout.up,
+    /// (T, packed window key): those of a step of several rows.
+    chunk: |s| s.rows * s.layout.window_row,
+    /// (T, H_i, packed index query).
+    index_queries: |s| s.rows * s.config.index_n_heads * s.layout.key_row,
+    /// (T, scores).
+    scores: |s| s.rows * s.layout.scores,
+    /// (T, block maxima) at the candidate source.
+    block_maxima: |s| s.rows * s.layout.block_scores,
+    /// (T, 1 + topk): count, entries.
+    selection: |s| s.rows * s.layout.selection,
+    /// (T, 1 + blocks): count, candidate blocks.
+    candidates: |s| s.rows * s.layout.candidates,
+    /// (T, G, H / G · D): attention before `wo_a`.
+    attended: |s| s.rows * s.layout.attended,
+    /// (T, G · r_o): after it.
+    attention_latent: |s| s.rows * s.layout.attention_latent,
+    /// (T, parts, h4): a sublayer's output.
+    z: |s| s.rows * s.layout.parts * s.layout.hidden,
+    /// (T, E): router logits.
+    gate: |s| s.rows * s.layout.gate,
+    /// (T, parts): experts.
+    route_ids: |s| s.rows * s.layout.parts,
+    /// (T, parts): their weights.
+    route_gains: |s| s.rows * s.layout.parts,
+    /// (T · parts): pairs by expert.
+    pairs: |s| s.rows * s.layout.parts,
+    /// Their tiles.
+    tiles: |s| s.layout.tiles,
+    /// (T · parts, I): experts' hidden vectors.
+    hidden: |s| s.rows * s.layout.parts * s.layout.expert_hidden,
+    /// (T, rows of n-grams) of one Engram.
+    engram_rows: |s| s.rows * s.layout.engram,
+    /// (T, (n + 1) h): its keys and value.
+    engram_kv: |s| if s.layout.engram == 0 { 0 } else { s.rows * s.layout.engram_kv },
+    /// (logit rows, V).
+    logits: |s| s.layout.logit_rows * s.layout.logits,
+}
