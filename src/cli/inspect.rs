@@ -17,9 +17,9 @@ use crate::{Error, Result};
 
 /// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
 ///
-/// A parameter is active for a token that reads it. A prompt token is one whose logits nobody asks for: it needs the
-/// encoder's layers and the last Full layer's projections into the global cache. A generated token needs every layer
-/// and the head. FLOPs are two per multiply-add of matrix products, index scores and attention, for a token that sees
+/// A parameter is active for a token that reads it. A prompt token is one whose logits nobody asks for: the architecture
+/// needs the encoder's layers and the last Full layer's projections into the global cache for it (this version runs
+/// every layer). A generated token needs every layer and the head. FLOPs are two per multiply-add of matrix products, index scores and attention, for a token that sees
 /// the whole context; element-wise work is not counted.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["model", "config"])))]
