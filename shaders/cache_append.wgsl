@@ -342,7 +342,7 @@ fn chunk_product(quads: u32, c: u32) -> f32 {
             case BF16: {
                 sum = chain(bf16x4(q.z, q.w), at + 4u, chain(bf16x4(q.x, q.y), at, sum));
             }
-            case FP16: {
+            case F16: {
                 sum = chain(f16x4(q.z, q.w), at + 4u, chain(f16x4(q.x, q.y), at, sum));
             }
             default: {

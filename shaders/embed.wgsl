@@ -50,11 +50,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(global_invocation_id) 
         }
         case BF16: {
             let w = weights[at + q / 2u];
-            v = bf16x4(w[2u * (q % 2u)], w[2u * (q % 2u) + 1u]);
+            let two = select(w.xy, w.zw, q % 2u == 1u);
+            v = bf16x4(two.x, two.y);
         }
-        case FP16: {
+        case F16: {
             let w = weights[at + q / 2u];
-            v = f16x4(w[2u * (q % 2u)], w[2u * (q % 2u) + 1u]);
+            let two = select(w.xy, w.zw, q % 2u == 1u);
+            v = f16x4(two.x, two.y);
         }
         default: {
             v = bitcast<vec4<f32>>(weights[at + q]);

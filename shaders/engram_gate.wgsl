@@ -56,41 +56,45 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if row >= step.rows {
         return;
     }
-    let row_at = row * STREAMS * params.stride;
-    if params.expand != 0u {
+    let expand = params.expand != 0u;
+    if expand {
         finish_mix(local, row, 1u, true);
-        for (var c = local; c < params.hidden; c += 256u) {
-            var old: array<f32, 8>;
-            for (var i = 0u; i < STREAMS; i++) {
-                old[i] = streams[row_at + i * params.stride + c];
-            }
+    }
+
+    // An invocation keeps to its channels, here and below: what it reads of the streams, no other one writes.
+    let row_at = row * STREAMS * params.stride;
+    let kv_at = row * params.kv_stride;
+    var sum: array<vec3<f32>, 8>;
+    for (var c = local; c < params.hidden; c += 256u) {
+        var value: array<f32, 8>;
+        for (var i = 0u; i < STREAMS; i++) {
+            value[i] = streams[row_at + i * params.stride + c];
+        }
+        if expand {
+            let old = value;
             let z_at = row * params.parts * params.stride + c;
             var y = z[z_at];
             for (var p = 1u; p < params.parts; p++) {
                 y += z[z_at + p * params.stride];
             }
             for (var o = 0u; o < STREAMS; o++) {
-                var value = mix_post[o] * y;
+                value[o] = mix_post[o] * y;
                 for (var i = 0u; i < STREAMS; i++) {
-                    value = fma(mix_comb(0u, i, o), old[i], value);
+                    value[o] = fma(mix_comb(0u, i, o), old[i], value[o]);
                 }
-                streams[row_at + o * params.stride + c] = value;
+                streams[row_at + o * params.stride + c] = value[o];
             }
         }
+        for (var i = 0u; i < STREAMS; i++) {
+            let v = value[i];
+            let key = kv[kv_at + i * params.hidden + c];
+            sum[i] = fma(vec3(v * qk[i * params.hidden + c], v, key), vec3(key, v, key), sum[i]);
+        }
     }
-    // An invocation keeps to its channels: what it reads of the streams from here on, it wrote itself.
-    let token = tokens[row];
-    let remembers = token != params.image_token && token != params.pad_token;
-    let kv_at = row * params.kv_stride;
+
     let hidden = f32(params.hidden);
     for (var i = 0u; i < STREAMS; i++) {
-        var sum = vec3(0.0);
-        for (var c = local; c < params.hidden; c += 256u) {
-            let value = streams[row_at + i * params.stride + c];
-            let key = kv[kv_at + i * params.hidden + c];
-            sum = fma(vec3(value * qk[i * params.hidden + c], value, key), vec3(key, value, key), sum);
-        }
-        sums[local] = sum;
+        sums[local] = sum[i];
         for (var half = 128u; half > 0u; half >>= 1u) {
             workgroupBarrier();
             if local < half {
@@ -106,7 +110,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    if !remembers {
+    let token = tokens[row];
+    if token == params.image_token || token == params.pad_token {
         return;
     }
     for (var c = local; c < params.hidden; c += 256u) {

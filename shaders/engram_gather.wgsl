@@ -87,7 +87,7 @@ fn decode(row: u32, quad: u32) -> vec4<f32> {
         case F32: {
             return bitcast<vec4<f32>>(weights[at + part]);
         }
-        case BF16, FP16: {
+        case BF16, F16: {
             let words = weights[at + part / 2u];
             let two = select(words.xy, words.zw, part % 2u == 1u);
             if params.format == BF16 {

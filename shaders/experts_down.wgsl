@@ -53,11 +53,13 @@ fn main(
     if (step.rows == 0u || index >= tiles[0]) {
         return;
     }
-    tile = ExpertTile(tiles[3u * index + 1u], tiles[3u * index + 2u], tiles[3u * index + 3u]);
-    let segment = params.segment[select(0u, 1u, tile.expert == params.shared_expert)];
-    if (tile.expert < segment.first_expert || tile.expert - segment.first_expert >= segment.experts) {
+    // Control flow up to a barrier reads the local: a private variable does not count as uniform.
+    let here = ExpertTile(tiles[3u * index + 1u], tiles[3u * index + 2u], tiles[3u * index + 3u]);
+    let segment = params.segment[select(0u, 1u, here.expert == params.shared_expert)];
+    if (here.expert < segment.first_expert || here.expert - segment.first_expert >= segment.experts) {
         return;
     }
+    tile = here;
 
     let lane = local % LANES;
     let row = 4u * (group.x * (WORKGROUP / LANES) + local / LANES);

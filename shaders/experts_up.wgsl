@@ -69,12 +69,14 @@ fn main(
     if (step.rows == 0u || index >= tiles[0]) {
         return;
     }
-    tile = ExpertTile(tiles[3u * index + 1u], tiles[3u * index + 2u], tiles[3u * index + 3u]);
-    let first = select(0u, 2u, tile.expert == params.shared_expert);
+    // Control flow up to a barrier reads the local: a private variable does not count as uniform.
+    let here = ExpertTile(tiles[3u * index + 1u], tiles[3u * index + 2u], tiles[3u * index + 3u]);
+    let first = select(0u, 2u, here.expert == params.shared_expert);
     let gate = params.segment[first];
-    if (tile.expert < gate.first_expert || tile.expert - gate.first_expert >= gate.experts) {
+    if (here.expert < gate.first_expert || here.expert - gate.first_expert >= gate.experts) {
         return;
     }
+    tile = here;
 
     let lane = local % LANES;
     let row = 2u * (group.x * (WORKGROUP / LANES) + local / LANES);

@@ -1,9 +1,10 @@
-// Scores the entries of the global cache for the rows in flight: S[t, c] = sum over heads of w[t, h] * relu(q[t, h] . k[c])
-// (numerics.md section 6), for all entries that row t sees, c < (position + t + 1) / ratio, or for those of its candidate blocks.
+// Scores the entries of the global cache for the rows in flight (numerics.md section 6):
+//   S[t, c] = sum over heads of w[t, h] * relu(q[t, h] . k[c])
+// for all entries that row t sees, c < (position + t + 1) / ratio, or for those of its candidate blocks.
 //
-// q . k is exact but for the sum over blocks of 32 channels: twice an E2M1 value is an integer, so a block is an integer dot
-// product times two powers of two (the factor 1/4 is in weight_scale). Blocks are added in order, then heads, by fma, in order:
-// all variants give the same bits.
+// q . k is exact but for the sum over blocks of 32 channels: twice an E2M1 value is an integer, so a block is an
+// integer dot product times two powers of two (the factor 1/4 is in weight_scale). Blocks are added in order, then
+// heads in order, product and sum rounded apart: all variants on all devices give the same bits.
 //
 // One workgroup scores a tile of 256 entries for one row, a thread an entry. Grid: (tiles, rows).
 //
@@ -31,6 +32,9 @@ struct Params {
     // Entries a candidate block; 0: score every visible entry.
     block_size: u32,
     candidate_stride: u32,
+    // 0. Added to the bits of a product, it keeps compilers from fusing the product with the sum that follows: some
+    // devices would, some could not.
+    zero: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -69,8 +73,8 @@ struct Block {
 var<workgroup> tile_queries: array<Block, head_tile * blocks>;
 var<workgroup> tile_weights: array<f32, head_tile>;
 
-// Doubled magnitudes 0 1 2 3 4 6 8 12 of the codes in the lanes (bytes or halves) of a word; `one` has a 1 in each lane.
-// The magnitude of a code m is m, plus m & 3 from 4 on, plus 2 for 7.
+// Doubled magnitudes 0 1 2 3 4 6 8 12 of the codes in the lanes (bytes or halves) of a word; `one` has a 1 in each
+// lane. The magnitude of a code m is m, plus m & 3 from 4 on, plus 2 for 7.
 fn doubled_magnitude(codes: vec4<u32>, one: u32) -> vec4<u32> {
     let four = codes & vec4(one << 2u);
     let rest = codes & (four - (four >> vec4(2u)));
@@ -124,8 +128,9 @@ fn expand_query(words: vec4<u32>, scale: f32) -> Block {
     return expand_key((words << vec4(16u)) | (words >> vec4(16u)), scale);
 }
 
-// (x + 65536 y) (y' + 65536 x') = x y' + 65536 (x x' + y y') modulo 2^32: one multiplication makes two products of the dot.
-// Over a block the sum of the x y' stays within 16 * 144 and that of the others within 32 * 144, so the halves come apart.
+// (x + 65536 y) (y' + 65536 x') = x y' + 65536 (x x' + y y') modulo 2^32: one multiplication makes two products of the
+// dot. Over a block the sum of the x y' stays within 16 * 144 and that of the others within 32 * 144, so the halves
+// come apart.
 fn block_dot(key: Block, query: Block) -> i32 {
     let pairs = key.a * query.a + key.b * query.b + key.c * query.c + key.d * query.d;
     let sum = bitcast<i32>(pairs.x + pairs.y + pairs.z + pairs.w);
@@ -218,7 +223,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             tile_queries[i] = load_query(query, i % blocks);
         }
         for (var i = lane; i < heads; i += TILE) {
-            tile_weights[i] = weights[row * params.weight_stride + params.weight_offset + first + i] * params.weight_scale;
+            let weight = weights[row * params.weight_stride + params.weight_offset + first + i];
+            tile_weights[i] = weight * params.weight_scale;
         }
         workgroupBarrier();
         if live {
@@ -237,7 +243,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 for (var b = 4u; b < blocks; b++) {
                     dot += scaled_dot(load_key(at, b), query + b);
                 }
-                score = fma(tile_weights[head], max(dot, 0.0), score);
+                let product = tile_weights[head] * max(dot, 0.0);
+                score += bitcast<f32>(bitcast<u32>(product) + params.zero);
             }
         }
         workgroupBarrier();

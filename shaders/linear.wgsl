@@ -48,8 +48,8 @@ override NORM: bool;
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
 
 // First row of the tile, last row in flight, and where the group's channels start in a row of x.
-var<private> first: u32;
-var<private> last: u32;
+var<private> first_row: u32;
+var<private> last_row: u32;
 var<private> x_base: u32;
 
 fn norm_quad(q: u32) -> vec4<f32> {
@@ -57,7 +57,7 @@ fn norm_quad(q: u32) -> vec4<f32> {
 }
 
 fn x_row(i: u32) -> u32 {
-    return (min(first + i, last) * params.x_stride + x_base) / 4u;
+    return (min(first_row + i, last_row) * params.x_stride + x_base) / 4u;
 }
 
 // Outputs of a tile: four, or one where a tile of four could straddle two groups.
@@ -71,11 +71,12 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    first = select(group.z * R, step.rows - 1u, params.last_row != 0u);
+    let first = select(group.z * R, step.rows - 1u, params.last_row != 0u);
     if (step.rows == 0u || first >= step.rows) {
         return;
     }
-    last = step.rows - 1u;
+    first_row = first;
+    last_row = step.rows - 1u;
 
     var tile = (group.y * groups.x + group.x) * (WORKGROUP / LANES) + local / LANES;
     var s = 0u;

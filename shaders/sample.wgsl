@@ -67,6 +67,17 @@ fn quads() -> u32 {
     return (params.vocabulary + 3u) / 4u;
 }
 
+// Four quads, `stride` apart: loaded together, so that memory is waited for once. Ids beyond the vocabulary are for the
+// caller to leave out.
+fn load(quad: u32, stride: u32) -> array<vec4<u32>, 4> {
+    return array(logits[quad], logits[quad + stride], logits[quad + 2u * stride], logits[quad + 3u * stride]);
+}
+
+// The id of element k of what `load` returned.
+fn id_of(quad: u32, stride: u32, k: u32) -> u32 {
+    return (quad + k / 4u * stride) * 4u + k % 4u;
+}
+
 fn weight(bits: u32) -> f32 {
     // exp(-104) is zero already; the bound keeps infinities out.
     return exp(max((bitcast<f32>(bits) - largest) / temperature, -104.0));
@@ -89,12 +100,13 @@ fn logit_key(bits: u32) -> u32 {
 fn greedy(local: u32) -> vec2<u32> {
     // Keys of finite floats are above zero.
     var best = vec2(0u, 0u);
-    for (var quad = local; quad < quads(); quad += THREADS) {
-        let bits = logits[quad];
-        for (var k = 0u; k < 4u; k++) {
-            let key = logit_key(bits[k]);
-            if key > best.x && quad * 4u + k < params.vocabulary {
-                best = vec2(key, quad * 4u + k);
+    for (var quad = local; quad < quads(); quad += 4u * THREADS) {
+        var bits = load(quad, THREADS);
+        for (var k = 0u; k < 16u; k++) {
+            let id = id_of(quad, THREADS, k);
+            let key = logit_key(bits[k / 4u][k % 4u]);
+            if key > best.x && id < params.vocabulary {
+                best = vec2(key, id);
             }
         }
     }
@@ -113,10 +125,10 @@ fn greedy(local: u32) -> vec2<u32> {
 // The sum of all weights.
 fn weigh(local: u32) -> f32 {
     var total = 0.0;
-    for (var quad = local; quad < quads(); quad += THREADS) {
-        let bits = logits[quad];
-        for (var k = 0u; k < 4u; k++) {
-            total += select(0.0, weight(bits[k]), quad * 4u + k < params.vocabulary);
+    for (var quad = local; quad < quads(); quad += 4u * THREADS) {
+        var bits = load(quad, THREADS);
+        for (var k = 0u; k < 16u; k++) {
+            total += select(0.0, weight(bits[k / 4u][k % 4u]), id_of(quad, THREADS, k) < params.vocabulary);
         }
     }
     floats[local] = total;
@@ -168,11 +180,12 @@ fn keep(local: u32, kept: Kept, top_k: u32, top_p: f32) -> Kept {
         // Most ids are of one digit, zero: an invocation adds up what it meets in a row before it touches shared memory.
         var digit = 0u;
         var run = vec2(0u);
-        for (var quad = local; quad < quads(); quad += THREADS) {
-            let bits = logits[quad];
-            for (var k = 0u; k < 4u; k++) {
-                let q = probability(bits[k]);
-                if quad * 4u + k >= params.vocabulary || q < kept.cut || ((q ^ cut) >> shift) > 255u {
+        for (var quad = local; quad < quads(); quad += 4u * THREADS) {
+            var bits = load(quad, THREADS);
+            for (var k = 0u; k < 16u; k++) {
+                let q = probability(bits[k / 4u][k % 4u]);
+                let among = q >= kept.cut && ((q ^ cut) >> shift) <= 255u;
+                if !among || id_of(quad, THREADS, k) >= params.vocabulary {
                     continue;
                 }
                 let its_digit = (q >> shift) & 255u;
@@ -241,11 +254,13 @@ fn search(local: u32, task: u32, number: u32, cut: u32, last_tie: u32) -> u32 {
         // An invocation sums a run of neighbouring quads; the run of the id is the next range.
         let each = (end - first + THREADS - 1u) / THREADS;
         let begin = first + local * each;
+        let stop = min(begin + each, end);
         var mine = 0u;
-        for (var quad = begin; quad < min(begin + each, end); quad++) {
-            let bits = logits[quad];
-            for (var k = 0u; k < 4u; k++) {
-                mine += contribution(task, quad * 4u + k, bits[k], cut, last_tie);
+        for (var quad = begin; quad < stop; quad += 4u) {
+            var bits = load(quad, 1u);
+            for (var k = 0u; k < 16u; k++) {
+                let share = contribution(task, id_of(quad, 1u, k), bits[k / 4u][k % 4u], cut, last_tie);
+                mine += select(0u, share, quad + k / 4u < stop);
             }
         }
         let reached = scan(local, vec2(mine, 0u)).x;
@@ -254,7 +269,7 @@ fn search(local: u32, task: u32, number: u32, cut: u32, last_tie: u32) -> u32 {
         }
         if rest < reached && rest >= reached - mine {
             found[0] = begin;
-            found[1] = min(begin + each, end);
+            found[1] = stop;
             found[2] = rest - (reached - mine);
         }
         first = workgroupUniformLoad(&found[0]);

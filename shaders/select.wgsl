@@ -1,13 +1,13 @@
-// Selects the `topk` highest scores of each row (numerics.md section 6): ids ascending, equal scores by lower position. A row
-// with at most topk scores takes them all and reads none.
+// Selects the `topk` highest scores of each row (numerics.md section 6): ids ascending, equal scores by lower position.
+// A row with at most topk scores takes them all and reads none.
 //
-// A radix select over order-preserving keys: up to three histograms (11, 11 and 10 bits) narrow down to the threshold digit,
-// then one ordered pass writes what lies above it and the first few that equal it. Integers only, so the result depends on the
-// scores alone.
+// A radix select over order-preserving keys: up to three histograms (11, 11 and 10 bits) narrow down to the threshold
+// digit, then one ordered pass writes what lies above it and the first few that equal it. Integers only, so the result
+// depends on the scores alone.
 //
 // Variants:
 //   plain       scores of all visible entries
-//   source      also writes the candidate blocks: the newest block with a visible entry, and the blocks with the highest
+//   source      also writes the candidate blocks: the newest block with a visible entry, and those with the highest
 //               maxima of visible scores, `blocks` in all
 //   restricted  scores of candidate slots, mapped back to entries
 //
@@ -82,7 +82,8 @@ fn store(keys_of: u32, row: u32, rank: u32, p: u32) {
 #endif
     var id = p;
 #ifdef RESTRICTED
-    id = candidates[row * (1u + params.blocks) + 1u + p / params.block_size] * params.block_size + p % params.block_size;
+    let block = candidates[row * (1u + params.blocks) + 1u + p / params.block_size];
+    id = block * params.block_size + p % params.block_size;
 #endif
     selection[row * (1u + params.topk) + 1u + rank] = id;
 }
@@ -110,8 +111,8 @@ fn scan(value: u32, lane: u32) -> vec2<u32> {
     return result;
 }
 
-// Where the `wanted` highest of n keys end: (shift, digit, rest) says that they are the keys with key >> shift above digit, and
-// the first `rest` of those with key >> shift equal to it. 0 < wanted < n.
+// Where the `wanted` highest of n keys end: (shift, digit, rest) says that they are the keys with key >> shift above
+// digit, and the first `rest` of those with key >> shift equal to it. 0 < wanted < n.
 fn threshold(keys_of: u32, row: u32, n: u32, wanted: u32, lane: u32) -> vec3<u32> {
     var shift = 32u;
     var digit = 0u;

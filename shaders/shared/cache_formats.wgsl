@@ -26,14 +26,14 @@ fn mxfp4_scale(amax: u32) -> u32 {
 
 // E4M3 nearest to amax / 6, between 2^-9 and 448.
 fn nvfp4_scale(amax: u32) -> u32 {
-    // amax / 6 = q * 2^(e - 154), where the lowest bit of q says whether anything was cut off.
+    // amax / 6 = q * 2^(e - 153) and a fraction. Midpoints of the grid are whole q, and one unit of amax is more than one
+    // of q, so that the fraction decides nothing.
     let e = i32(amax >> 23u);
-    let m = ((amax & 0x7fffffu) | 0x800000u) << 2u;
-    let q = ((m / 3u) << 1u) | u32(m % 3u != 0u);
+    let q = (((amax & 0x7fffffu) | 0x800000u) << 2u) / 3u;
     let top = 31 - i32(countLeadingZeros(q));
     // The grid has eight steps an octave, and steps of 2^-9 below 2^-6.
-    let n = shift_to_nearest(q, u32(clamp(145 - e, top - 3, 31)));
-    return u32(clamp(i32(n) + 8 * max(top + e - 148, 0), 1, 0x7e));
+    let n = shift_to_nearest(q, u32(clamp(144 - e, top - 3, 31)));
+    return u32(clamp(i32(n) + 8 * max(top + e - 147, 0), 1, 0x7e));
 }
 
 // Magnitude bits over the UE8M0 scale, exact; zero where the quotient is no normal f32.

@@ -12,6 +12,15 @@
 
 const WORKGROUP: u32 = 128u;
 override LANES: u32;
+// Formats that occur, a bit each: what is left out is not compiled.
+override FORMATS: u32;
+override HAS_F32: bool = (FORMATS & 1u) != 0u;
+override HAS_BF16: bool = (FORMATS & 2u) != 0u;
+override HAS_F16: bool = (FORMATS & 4u) != 0u;
+override HAS_FP8: bool = (FORMATS & 24u) != 0u;
+override HAS_FP4: bool = (FORMATS & 32u) != 0u;
+// Whether the last chunk has fewer than 32 channels.
+override TAIL: bool;
 
 // Four channels of the tile.
 struct Quad {
@@ -32,7 +41,7 @@ struct Four {
 var<private> x_at: RowIndex;
 // Squares of the lane's channels, when NORM.
 var<private> squares: Rows;
-var<workgroup> partial: array<Four, WORKGROUP>;
+var<workgroup> lane_sums: array<Four, WORKGROUP>;
 
 fn four_zero() -> Four {
     return Four(rows_zero(), rows_zero(), rows_zero(), rows_zero());
@@ -44,7 +53,7 @@ fn four_add(p: Four, q: Four) -> Four {
 
 // Channels 4q .. 4q + 3 of a vector, zero beyond channel k: what lies there may be anything.
 fn inside(v: vec4<f32>, q: u32) -> vec4<f32> {
-    if (4u * q + 4u <= params.k) {
+    if (!TAIL) {
         return v;
     }
     let channel = vec4<u32>(4u * q) + vec4<u32>(0u, 1u, 2u, 3u);
@@ -92,15 +101,6 @@ fn advance(sum: Four, q: u32, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<
     return Four(chain(a, t, sum.a), chain(b, t, sum.b), chain(c, t, sum.c), chain(d, t, sum.d));
 }
 
-fn advance_fp4(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
-    let s = advance(sum, q, e2m1x4(a), e2m1x4(b), e2m1x4(c), e2m1x4(d));
-    return advance(s, q + 1u, e2m1x4(a >> 16u), e2m1x4(b >> 16u), e2m1x4(c >> 16u), e2m1x4(d >> 16u));
-}
-
-fn advance_fp8(sum: Four, q: u32, a: u32, b: u32, c: u32, d: u32) -> Four {
-    return advance(sum, q, e4m3x4(a), e4m3x4(b), e4m3x4(c), e4m3x4(d));
-}
-
 fn scaled(sum: Rows, part: Rows, at: u32, c: u32) -> Rows {
     let byte = scale_byte(at, c);
     return mac(ue8m0(byte), mac(ue8m0_half(byte), part, rows_zero()), sum);
@@ -132,80 +132,95 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
     squares = rows_zero();
     var sum = four_zero();
     let chunks = (params.k + 31u) / 32u;
-    switch format {
-        case FP4: {
-            for (var c = lane; c < chunks; c += LANES) {
-                let ra = weights[data.x + c];
-                let rb = weights[data.y + c];
-                let rc = weights[data.z + c];
-                let rd = weights[data.w + c];
-                let q = 8u * c;
-                var part = advance_fp4(four_zero(), q, ra.x, rb.x, rc.x, rd.x);
-                part = advance_fp4(part, q + 2u, ra.y, rb.y, rc.y, rd.y);
-                part = advance_fp4(part, q + 4u, ra.z, rb.z, rc.z, rd.z);
-                part = advance_fp4(part, q + 6u, ra.w, rb.w, rc.w, rd.w);
-                sum = add_scaled(sum, part, scales, c);
+    // Loops inside a chunk stay rolled, the words of a 16-byte load moving up by one: a shader that compiles quickly.
+    if (HAS_FP4 && format == FP4) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var ra = weights[data.x + c];
+            var rb = weights[data.y + c];
+            var rc = weights[data.z + c];
+            var rd = weights[data.w + c];
+            var part = four_zero();
+            for (var q = 8u * c; q < 8u * c + 8u; q += 2u) {
+                part = advance(part, q, e2m1x4(ra.x), e2m1x4(rb.x), e2m1x4(rc.x), e2m1x4(rd.x));
+                part = advance(
+                    part, q + 1u, e2m1x4(ra.x >> 16u), e2m1x4(rb.x >> 16u), e2m1x4(rc.x >> 16u), e2m1x4(rd.x >> 16u),
+                );
+                ra = ra.yzwx;
+                rb = rb.yzwx;
+                rc = rc.yzwx;
+                rd = rd.yzwx;
             }
+            sum = add_scaled(sum, part, scales, c);
         }
-        case FP8_BLOCK, FP8_ROW: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 2u * c; i < 2u * c + 2u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 4u * i;
-                    part = advance_fp8(part, q, ra.x, rb.x, rc.x, rd.x);
-                    part = advance_fp8(part, q + 1u, ra.y, rb.y, rc.y, rd.y);
-                    part = advance_fp8(part, q + 2u, ra.z, rb.z, rc.z, rd.z);
-                    part = advance_fp8(part, q + 3u, ra.w, rb.w, rc.w, rd.w);
+    }
+    if (HAS_FP8 && (format == FP8_BLOCK || format == FP8_ROW)) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 2u * c; i < 2u * c + 2u; i++) {
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 4u * i; q < 4u * i + 4u; q++) {
+                    part = advance(part, q, e4m3x4(ra.x), e4m3x4(rb.x), e4m3x4(rc.x), e4m3x4(rd.x));
+                    ra = ra.yzwx;
+                    rb = rb.yzwx;
+                    rc = rc.yzwx;
+                    rd = rd.yzwx;
                 }
-                sum = add_scaled(sum, part, scales, c);
             }
+            sum = add_scaled(sum, part, scales, c);
         }
-        case BF16: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 2u * i;
+    }
+    if (HAS_BF16 && format == BF16) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 2u * i; q < 2u * i + 2u; q++) {
                     part = advance(part, q, bf16x4(ra.x, ra.y), bf16x4(rb.x, rb.y), bf16x4(rc.x, rc.y), bf16x4(rd.x, rd.y));
-                    part = advance(part, q + 1u, bf16x4(ra.z, ra.w), bf16x4(rb.z, rb.w), bf16x4(rc.z, rc.w), bf16x4(rd.z, rd.w));
+                    ra = ra.zwxy;
+                    rb = rb.zwxy;
+                    rc = rc.zwxy;
+                    rd = rd.zwxy;
                 }
-                sum = four_add(sum, part);
             }
+            sum = four_add(sum, part);
         }
-        case FP16: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var i = 4u * c; i < 4u * c + 4u; i++) {
-                    let ra = weights[data.x + i];
-                    let rb = weights[data.y + i];
-                    let rc = weights[data.z + i];
-                    let rd = weights[data.w + i];
-                    let q = 2u * i;
+    }
+    if (HAS_F16 && format == F16) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var i = 4u * c; i < 4u * c + 4u; i++) {
+                var ra = weights[data.x + i];
+                var rb = weights[data.y + i];
+                var rc = weights[data.z + i];
+                var rd = weights[data.w + i];
+                for (var q = 2u * i; q < 2u * i + 2u; q++) {
                     part = advance(part, q, f16x4(ra.x, ra.y), f16x4(rb.x, rb.y), f16x4(rc.x, rc.y), f16x4(rd.x, rd.y));
-                    part = advance(part, q + 1u, f16x4(ra.z, ra.w), f16x4(rb.z, rb.w), f16x4(rc.z, rc.w), f16x4(rd.z, rd.w));
+                    ra = ra.zwxy;
+                    rb = rb.zwxy;
+                    rc = rc.zwxy;
+                    rd = rd.zwxy;
                 }
-                sum = four_add(sum, part);
             }
+            sum = four_add(sum, part);
         }
-        default: {
-            for (var c = lane; c < chunks; c += LANES) {
-                var part = four_zero();
-                for (var q = 8u * c; q < 8u * c + 8u; q++) {
-                    let ra = bitcast<vec4<f32>>(weights[data.x + q]);
-                    let rb = bitcast<vec4<f32>>(weights[data.y + q]);
-                    let rc = bitcast<vec4<f32>>(weights[data.z + q]);
-                    let rd = bitcast<vec4<f32>>(weights[data.w + q]);
-                    part = advance(part, q, ra, rb, rc, rd);
-                }
-                sum = four_add(sum, part);
+    }
+    if (HAS_F32 && format == F32) {
+        for (var c = lane; c < chunks; c += LANES) {
+            var part = four_zero();
+            for (var q = 8u * c; q < 8u * c + 8u; q++) {
+                let ra = bitcast<vec4<f32>>(weights[data.x + q]);
+                let rb = bitcast<vec4<f32>>(weights[data.y + q]);
+                let rc = bitcast<vec4<f32>>(weights[data.z + q]);
+                let rd = bitcast<vec4<f32>>(weights[data.w + q]);
+                part = advance(part, q, ra, rb, rc, rd);
             }
+            sum = four_add(sum, part);
         }
     }
     return sum;
@@ -214,30 +229,30 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
 // Sums over the lanes of the group; every lane gets them. To be called by the whole workgroup.
 fn reduce_four(local: u32, value: Four) -> Four {
     let lane = local % LANES;
-    partial[local] = value;
+    lane_sums[local] = value;
     for (var s = LANES / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
         if (lane < s) {
-            partial[local] = four_add(partial[local], partial[local + s]);
+            lane_sums[local] = four_add(lane_sums[local], lane_sums[local + s]);
         }
     }
     workgroupBarrier();
-    let sum = partial[local - lane];
+    let sum = lane_sums[local - lane];
     workgroupBarrier();
     return sum;
 }
 
 fn reduce_rows(local: u32, value: Rows) -> Rows {
     let lane = local % LANES;
-    partial[local].a = value;
+    lane_sums[local].a = value;
     for (var s = LANES / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
         if (lane < s) {
-            partial[local].a = rows_add(partial[local].a, partial[local + s].a);
+            lane_sums[local].a = rows_add(lane_sums[local].a, lane_sums[local + s].a);
         }
     }
     workgroupBarrier();
-    return partial[local - lane].a;
+    return lane_sums[local - lane].a;
 }
 
 // The factor of the RMS norm of row i of the tile (numerics.md §3), from the row's square sum.

@@ -23,11 +23,9 @@ fn bf16x4(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// F16 values of two words, low half first.
+// F16 values of two words, low half first. Neither `unpack2x16float` nor shader-f16 is exact everywhere: a device may make
+// anything small of a subnormal half.
 fn f16x4(a: u32, b: u32) -> vec4<f32> {
-#ifdef F16
-    return vec4<f32>(vec2<f32>(bitcast<vec2<f16>>(a)), vec2<f32>(bitcast<vec2<f16>>(b)));
-#else
     let c = vec4<u32>(a, a >> 16u, b, b >> 16u);
     let v = bitcast<vec4<f32>>(((c & vec4<u32>(0x7fffu)) << vec4<u32>(13u)) + vec4<u32>(112u << 23u));
     let magnitude = min(v, fma(vec4<f32>(2.0), v, vec4<f32>(-0.00006103515625)));
@@ -35,7 +33,6 @@ fn f16x4(a: u32, b: u32) -> vec4<f32> {
     let special = (c & vec4<u32>(0x7c00u)) == vec4<u32>(0x7c00u);
     let bits = bitcast<vec4<u32>>(magnitude) + select(vec4<u32>(0u), vec4<u32>(112u << 23u), special);
     return bitcast<vec4<f32>>(bits | ((c & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
-#endif
 }
 
 // UE8M0: 2^(byte - 127), NaN for 255. Byte 0, the subnormal 2^-127, gives 2^-126: see `ue8m0_half`.

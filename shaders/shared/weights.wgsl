@@ -13,7 +13,7 @@
 
 const F32: u32 = 0u;
 const BF16: u32 = 1u;
-const FP16: u32 = 2u;
+const F16: u32 = 2u;
 const FP8_BLOCK: u32 = 3u;
 const FP8_ROW: u32 = 4u;
 const FP4: u32 = 5u;

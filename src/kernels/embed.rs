@@ -1,6 +1,6 @@
 //! Kernel `embed`: the embedding row of each token, copied to all residual streams (`numerics.md` §1).
 
-use super::linear::{Pack, Slice, FP16};
+use super::linear::{Pack, Slice};
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
@@ -50,8 +50,7 @@ impl Embed {
                 p0: 0,
             };
             let params = gpu.uniform("embed params", &params)?;
-            let native = segment.format == FP16 && gpu.supports("embed", "f16");
-            let pipeline = gpu.pipeline("embed", if native { "f16" } else { "plain" }, &[])?;
+            let pipeline = gpu.pipeline("embed", "plain", &[])?;
             gpu.bind(&pipeline, &[&params, step, &slice.weights, tokens, streams].map(Binding::Whole))
         };
         let rows: u64 = table.slices.iter().flat_map(|slice| &slice.segments).map(|s| s.rows as u64).sum();

@@ -1,7 +1,7 @@
 //! Kernel `experts_down`: the outputs of the chosen experts, one vector a pair (`numerics.md` §9).
 
 use super::experts_up::{record_tiles, ExpertPack, ExpertSegment, ExpertSlice};
-use super::linear::{bind_tiles, lane_groups, lanes};
+use super::linear::{bind_tiles, lane_groups};
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
@@ -64,8 +64,7 @@ impl ExpertsDown {
                 segment: slice.segments[..].try_into().expect("w2, routed and shared"),
             };
             let params = gpu.uniform("experts_down params", &params)?;
-            let overrides = [("LANES", lanes(pack.k) as f64)];
-            bind_tiles(gpu, "experts_down", ExpertPack::has_f16(slice), &overrides, |pipeline| {
+            bind_tiles(gpu, "experts_down", pack.k, pack.formats(), None, |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, io.u, io.pairs, io.tiles, io.z];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })

@@ -1,7 +1,7 @@
 //! Kernel `experts_up`: the hidden vectors of the chosen experts (`numerics.md` §9). Also what a pack of experts is.
 
 use super::group_rows::{max_tiles, tile};
-use super::linear::{bind_tiles, fold, lane_groups, lanes, FP16};
+use super::linear::{bind_tiles, fold, lane_groups};
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
@@ -72,9 +72,9 @@ impl ExpertPack {
         })
     }
 
-    /// Whether any expert of a slice is F16.
-    pub(super) fn has_f16(slice: &ExpertSlice) -> bool {
-        slice.segments.iter().any(|s| s.experts > 0 && s.format == FP16)
+    /// The formats that occur, repeated.
+    pub(super) fn formats(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slices.iter().flat_map(|slice| &slice.segments).filter(|s| s.experts > 0).map(|s| s.format)
     }
 }
 
@@ -160,8 +160,7 @@ impl ExpertsUp {
                 segment: slice.segments[..].try_into().expect("w1 and w3, routed and shared"),
             };
             let params = gpu.uniform("experts_up params", &params)?;
-            let overrides = [("LANES", lanes(pack.k) as f64)];
-            bind_tiles(gpu, "experts_up", ExpertPack::has_f16(slice), &overrides, |pipeline| {
+            bind_tiles(gpu, "experts_up", pack.k, pack.formats(), None, |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, io.norm, io.x, io.gains, io.pairs, io.tiles, io.u];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })

@@ -9,6 +9,8 @@ use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
 const TILE: u32 = 256;
 /// Channels of a block with one scale.
 const BLOCK: u32 = 32;
+/// Most heads whose queries are in workgroup memory at a time: the released number. More would cost occupancy.
+const MOST_HEADS: u32 = 32;
 /// Workgroup memory that every device has.
 const WORKGROUP_BYTES: u32 = 16 << 10;
 
@@ -35,6 +37,7 @@ pub struct Params {
     capacity: u32,
     block_size: u32,
     candidate_stride: u32,
+    zero: u32,
 }
 
 /// [`Params`], to be held against WGSL.
@@ -55,7 +58,8 @@ pub fn layout() -> Layout {
             score_stride,
             capacity,
             block_size,
-            candidate_stride
+            candidate_stride,
+            zero
         }
     )
 }
@@ -108,7 +112,8 @@ impl IndexScoreDims {
             score_stride: score_stride(self.slots()),
             capacity: self.slots(),
             block_size: self.candidates.map_or(0, |c| c.block_size),
-            candidate_stride: self.candidates.map_or(0, |c| 1 + c.blocks),
+            candidate_stride: self.candidates.map_or(0, |c| c.list_words()),
+            zero: 0,
         }
     }
 }
@@ -158,17 +163,17 @@ impl IndexScore {
         buffers: &IndexScoreBuffers<'_>,
     ) -> Result<Self> {
         let blocks = dims.head_dim.div_ceil(BLOCK);
-        // Queries are decoded into workgroup memory, as many heads at a time as fit.
         let head_bytes = blocks * block_bytes(variant) + 4;
-        let head_tile = (WORKGROUP_BYTES / head_bytes).min(dims.heads);
-        if head_tile == 0 {
+        let Some(most_heads) = (WORKGROUP_BYTES / head_bytes).checked_ilog2() else {
             return Err(Error::DeviceLimit {
                 what: format!("workgroup memory of an index query of {} channels", dims.head_dim),
-                needed: head_bytes as u64,
-                allowed: WORKGROUP_BYTES as u64,
+                needed: head_bytes.into(),
+                allowed: WORKGROUP_BYTES.into(),
             });
-        }
-        let overrides = [("blocks", blocks as f64), ("head_tile", head_tile as f64)];
+        };
+        // Queries are decoded into workgroup memory, a power of two of heads at a time.
+        let head_tile = MOST_HEADS.min(1 << most_heads);
+        let overrides = [("blocks", blocks.into()), ("head_tile", head_tile.into())];
         let pipeline = gpu.pipeline("index_score", variant, &overrides)?;
         let params = gpu.uniform("index_score params", &dims.params())?;
         // Without candidates the binding is there but never read: any read-only buffer will do.
@@ -187,8 +192,8 @@ impl IndexScore {
         Ok(Self { bound, slots: dims.slots(), key_bytes: dims.row_words() as u64 * 4 })
     }
 
-    /// Scores `rows` rows. `visible` is an upper bound, known to the host, of the entries that the last row sees: it sizes
-    /// the grid and the traffic, the device has the exact number.
+    /// Scores `rows` rows. `visible` is an upper bound, known to the host, of the entries that the last row sees: it
+    /// sizes the grid and the traffic; entries beyond it would stay unscored. The device knows the exact number.
     pub fn record(&self, recording: &mut Recording, rows: u32, visible: u32) {
         let slots = visible.min(self.slots);
         let cache = rows as u64 * slots as u64 * self.key_bytes;

@@ -117,7 +117,6 @@ struct SliceDispatch {
 impl Linear {
     /// Makes pipelines and bind groups.
     pub fn new(gpu: &Gpu, pack: &Pack, io: &LinearIo<'_>) -> Result<Self> {
-        let lanes = lanes(pack.k);
         assert!(
             [io.x_stride, io.x_offset].iter().all(|n| n.is_multiple_of(4)),
             "rows of x are read in quads: stride {}, offset {}",
@@ -141,14 +140,13 @@ impl Linear {
             let params = gpu.uniform("linear params", &params)?;
             // Without a norm its binding is never read; x stands in.
             let norm = io.norm.map_or(io.x, |(weight, _)| weight);
-            let overrides = [("LANES", lanes as f64), ("NORM", io.norm.is_some() as u32 as f64)];
-            let f16 = slice.segments.iter().any(|s| s.format == FP16);
-            let tiles = bind_tiles(gpu, "linear", f16, &overrides, |pipeline| {
+            let formats = pack.slices.iter().flat_map(|slice| &slice.segments).map(|s| s.format);
+            let tiles = bind_tiles(gpu, "linear", pack.k, formats, Some(io.norm.is_some()), |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, norm, io.x, io.y];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })?;
             let outputs: u32 = slice.segments.iter().map(Segment::tiles).sum();
-            Ok(SliceDispatch { tiles, grid: fold(outputs.div_ceil(WORKGROUP / lanes)), bytes: slice.weights.bytes() })
+            Ok(SliceDispatch { tiles, grid: fold(outputs.div_ceil(lane_groups(pack.k))), bytes: slice.weights.bytes() })
         };
         Ok(Self { last_row: io.last_row, slices: pack.slices.iter().map(slice).collect::<Result<_>>()? })
     }
@@ -172,9 +170,6 @@ impl Segment {
     }
 }
 
-/// `Format::F16` as the shaders number it: the one format with a variant of its own.
-pub(super) const FP16: u32 = crate::checkpoint::Format::F16 as u32;
-
 /// Lanes that share a dot product over `k` channels: a power of two, at most 32, a chunk of 32 channels each.
 pub(super) fn lanes(k: u32) -> u32 {
     k.div_ceil(32).next_power_of_two().min(32)
@@ -194,19 +189,20 @@ fn row_tile(rows: u32) -> (usize, u32) {
     (tile, ROW_TILES[tile])
 }
 
-/// One bind group for each of [`ROW_TILES`]. The variants give equal bits; `f16` asks for those that decode F16 natively.
+/// One bind group for each of [`ROW_TILES`], whose variants give equal bits; `formats` are those that occur.
 pub(super) fn bind_tiles(
     gpu: &Gpu,
     kernel: &str,
-    f16: bool,
-    overrides: &[(&str, f64)],
+    k: u32,
+    formats: impl Iterator<Item = u32>,
+    norm: Option<bool>,
     bind: impl Fn(&Arc<Pipeline>) -> Result<Bound>,
 ) -> Result<[Bound; 3]> {
-    let tile = |size: u32| {
-        let native = format!("f16_r{size}");
-        let variant = if f16 && gpu.supports(kernel, &native) { native } else { format!("r{size}") };
-        bind(&gpu.pipeline(kernel, &variant, overrides)?)
-    };
+    let formats = formats.fold(0, |set, format| set | 1 << format);
+    let tail = !k.is_multiple_of(32) as u32;
+    let mut overrides = vec![("LANES", lanes(k) as f64), ("FORMATS", formats as f64), ("TAIL", tail as f64)];
+    overrides.extend(norm.map(|norm| ("NORM", norm as u32 as f64)));
+    let tile = |size: u32| bind(&gpu.pipeline(kernel, &format!("r{size}"), &overrides)?);
     Ok([tile(ROW_TILES[0])?, tile(ROW_TILES[1])?, tile(ROW_TILES[2])?])
 }
 

@@ -82,6 +82,9 @@ pub fn layouts() -> Vec<Layout> {
         }
     )];
     layouts.extend([
+        attend::layout(),
+        cache_append::layout(),
+        ring_commit::layout(),
         linear::layout(),
         linear::segment_layout(),
         experts_up::layout(),
@@ -98,6 +101,8 @@ pub fn layouts() -> Vec<Layout> {
         engram_gate::layout(),
         engram_gate::mix_layout(),
         sample::layout(),
+        index_score::layout(),
+        select::layout(),
     ]);
     layouts
 }

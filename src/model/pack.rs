@@ -244,7 +244,7 @@ impl ExpertPlan {
             let here = segments(0, 0, first, count).chain(segments(1, words, experts, has_shared as usize));
             slices.push(ExpertSlicePlan { segments: here.collect(), words: words + has_shared as u64 * block[1] });
         }
-        if !slices.last().is_some_and(|slice| slice.segments[matrices].experts == 1) {
+        if slices.last().is_none_or(|slice| slice.segments[matrices].experts != 1) {
             let here = segments(0, 0, 0, 0).chain(segments(1, 0, experts, 1));
             slices.push(ExpertSlicePlan { segments: here.collect(), words: block[1] });
         }
@@ -304,7 +304,8 @@ fn check(tensor: &Tensor<'_>, format: u32, k: usize, rows: Option<usize>, at_lea
         return Ok(());
     }
     let found = format!("{found} x {channels} in {:?}", tensor.format);
-    let allowed = format!("{} x {k} in format {format}", rows.unwrap_or(at_least));
+    let name = ["F32", "Bf16", "F16", "Fp8Block", "Fp8Row", "Fp4"][format as usize];
+    let allowed = format!("{} x {k} in {name}, as the matrices beside it", rows.unwrap_or(at_least));
     Err(Error::tensor(tensor.name, found, allowed))
 }
 

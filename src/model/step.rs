@@ -437,7 +437,7 @@ impl<'a> Builder<'a> {
         else {
             return Ok(None);
         };
-        let dims = engram_dims(config, settings, ngrams);
+        let dims = engram_dims(settings, ngrams);
         let before = plan.index.checked_sub(1).map(|index| &weights.layers[index].mixes[1]);
         let expand = before.map(|before| Expand {
             z: (&scratch.z).into(),

@@ -486,7 +486,7 @@ impl PlannedLayer {
                 let k = vectors.values(&at("engram.k_weight"))?;
                 let qk: Vec<f32> = q.iter().zip(&k).map(|(q, k)| q * k).collect();
                 let constants = &tables.layers[slot];
-                let hash = engram_dims(config, engram, tables).hash(&constants.multipliers, &constants.primes);
+                let hash = engram_dims(engram, tables).hash(&constants.multipliers, &constants.primes);
                 Some(Engram {
                     table: table.load(loader, checkpoint).await?,
                     wkv: wkv.load(loader, checkpoint).await?,
@@ -518,11 +518,7 @@ impl PlannedLayer {
 }
 
 /// Sizes and special tokens of a config's Engrams.
-pub(super) fn engram_dims(
-    config: &Config,
-    engram: &crate::config::EngramConfig,
-    tables: &NgramTables,
-) -> engram_gather::Dims {
+pub(super) fn engram_dims(engram: &crate::config::EngramConfig, tables: &NgramTables) -> engram_gather::Dims {
     engram_gather::Dims {
         ngram: engram.max_ngram_size as u32,
         heads: engram.n_heads as u32,

@@ -6,9 +6,9 @@ use crate::formats::{e2m1_to_f32, CacheFormat};
 /// Channels of a scale block of the index formats.
 const BLOCK: usize = 32;
 
-/// `S = Σ_h w_h relu(q_h · k)`, heads in order by fused multiply-adds. `queries` is (H_i, D_i), `weights` (H_i, already
-/// scaled by `D_i^-0.5 H_i^-0.5`), `key` (D_i). The dot products sum blocks of 32 channels in order: with MXFP4 values
-/// each block is exact, and the result is that of [`score_packed`] bit for bit.
+/// `S = Σ_h w_h relu(q_h · k)`, heads in order, product and sum rounded apart (not every device fuses them). `queries` is
+/// (H_i, D_i), `weights` (H_i, already scaled by `D_i^-0.5 H_i^-0.5`), `key` (D_i). The dot products sum blocks of 32
+/// channels in order: with MXFP4 values each block is exact, and the result is that of [`score_packed`] bit for bit.
 pub fn score(queries: &[f32], weights: &[f32], key: &[f32]) -> f32 {
     let dots = queries.chunks_exact(key.len()).map(|q| {
         let blocks = q.chunks(BLOCK).zip(key.chunks(BLOCK));
@@ -24,7 +24,7 @@ pub fn score_packed(queries: &[u32], weights: &[f32], key: &[u32], head_dim: usi
 }
 
 fn weighted(dots: impl Iterator<Item = f32>, weights: &[f32]) -> f32 {
-    dots.zip(weights).fold(0.0, |sum, (dot, w)| w.mul_add(dot.max(0.0), sum))
+    dots.zip(weights).fold(0.0, |sum, (dot, w)| sum + w * dot.max(0.0))
 }
 
 /// Dot product of two packed MXFP4 rows of `channels`.

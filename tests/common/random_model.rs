@@ -304,7 +304,12 @@ fn format(spec: &TensorSpec, storage: Storage, random: &mut Random) -> Format {
         Storage::Fp4 => &[Format::Fp4, Format::Fp8Block, Format::Fp8Row],
         Storage::Mixed => {
             let able: Vec<Format> = spec.formats.iter().filter(fits).copied().collect();
-            return random.pick(&able);
+            // The routed experts of a layer are stored alike, and so are the shared one's matrices.
+            let experts = [".ffn.experts.", ".ffn.shared_experts."];
+            return match experts.iter().find_map(|part| spec.name.split_once(part)) {
+                Some((layer, _)) => able[layer.bytes().map(usize::from).sum::<usize>() % able.len()],
+                None => random.pick(&able),
+            };
         }
     };
     let able = preferred.iter().find(|f| spec.formats.contains(f) && fits(f));

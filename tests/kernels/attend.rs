@@ -163,7 +163,8 @@ proptest! {
     #[test]
     fn random_shapes_equal_the_twin(
         (per_group, groups) in (1usize..4, 1usize..4),
-        (pairs, rotary_pairs) in (1usize..70).prop_flat_map(|p| (Just(p), 1..=p.min(20))),
+        // A software device compiles for seconds a head size: a few, of whole and broken groups and words.
+        (head_dim, rotary) in prop_oneof![Just((44, 12)), Just((10, 10)), Just((134, 6))],
         (window, position, rows) in (1usize..140, 0usize..300, 1usize..6),
         (ratio, topk) in (1usize..3, 0usize..90),
         seed: u64,
@@ -171,8 +172,8 @@ proptest! {
         let shape = Shape {
             heads: per_group * groups,
             groups,
-            head_dim: 2 * pairs,
-            rotary: 2 * rotary_pairs,
+            head_dim,
+            rotary,
             window,
             global: (topk > 0).then_some((ratio, topk)),
         };

@@ -470,7 +470,10 @@ fn edge_group(random: &mut Random, format: CacheFormat, exponents: std::ops::Ran
         (_, CacheFormat::Fp8) => nudge(random, 448.0 * power),
         (_, CacheFormat::Mxfp4) => nudge(random, 6.0 * power),
         // Six times a midpoint of E4M3, or six times a value of it.
-        (_, CacheFormat::Nvfp4) => nudge(random, 6.0 * (16 + random.below(16)) as f32 / 32.0 * power),
+        (_, CacheFormat::Nvfp4) => {
+            let midpoint = (16 + random.below(16)) as f32 / 16.0;
+            nudge(random, 6.0 * midpoint * power)
+        }
     };
     let scale = format.scale(format.scale_byte(amax));
     let mut group = vec![amax];
@@ -495,7 +498,7 @@ fn edge_group(random: &mut Random, format: CacheFormat, exponents: std::ops::Ran
 fn packing_equals_formats_bit_for_bit() {
     let Some(gpu) = gpu() else { return };
     let sizes = Sizes { head_dim: 512, rotary: 2, window: 8, eps: 2f32.powi(100), heads: 8, index_dim: 128, ratio: 1 };
-    let rows = 48;
+    let rows = 256;
     let mut random = Random::new(17);
     let mut weights = Weights::random(&mut random, &sizes, 0);
     for norm in [&mut weights.kv_norm, &mut weights.comp_norm, &mut weights.k_norm] {

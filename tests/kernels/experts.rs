@@ -73,7 +73,7 @@ fn run(
     let u = scratch("u", ids.len() * u_stride);
     let z = scratch("z", ids.len() * z_stride);
     let step = step(gpu, rows);
-    let norm = strided(&[experts.norm.clone()], experts.h.next_multiple_of(4), 0);
+    let norm = strided(std::slice::from_ref(&experts.norm), experts.h.next_multiple_of(4), 0);
     let up_kernel = ExpertsUp::new(
         gpu,
         up,

@@ -6,6 +6,7 @@ use cedra::gpu::{Gpu, MemoryKind, Recording};
 use cedra::kernels::index_score::{weight_scale, IndexScore, IndexScoreBuffers, IndexScoreDims};
 use cedra::kernels::select::{score_stride, CandidateDims};
 use cedra::reference::index_score::score_packed;
+use cedra::Error;
 use proptest::prelude::*;
 
 /// The variants that the device runs.
@@ -285,4 +286,34 @@ fn half_a_million_entries() {
     case.dims.capacity = 524_288;
     case.keys = (0..524_288).map(|i| few[(i * 37 + i / 1_000) % few.len()].clone()).collect();
     case.check(gpu);
+}
+
+#[test]
+fn traffic_is_that_of_the_visible_keys() {
+    let Some(gpu) = gpu() else { return };
+    let case = Case::new(9, 2, 128, 1, 3, 400);
+    let before = gpu.counters().cache_bytes;
+    case.run(gpu, "plain", 0, 3);
+    // Three rows and the one that the grid has beyond them; 128 channels are 68 bytes.
+    assert!(gpu.counters().cache_bytes - before >= 4 * 403 * 68);
+}
+
+#[test]
+fn a_query_beyond_workgroup_memory_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut dims = Case::new(10, 1, 32, 1, 1, 1).dims;
+    dims.head_dim = 16_384;
+    let step = upload(gpu, MemoryKind::Params, "step", &[0u32; 16]);
+    let (read, scores) =
+        (poisoned(gpu, MemoryKind::Scratch, "read", 4), poisoned(gpu, MemoryKind::Scratch, "scores", 4));
+    let buffers = IndexScoreBuffers {
+        step: &step,
+        queries: &read,
+        weights: &read,
+        pages: &read,
+        candidates: None,
+        scores: &scores,
+    };
+    let error = IndexScore::new(gpu, &dims, &buffers).unwrap_err();
+    assert!(matches!(error, Error::DeviceLimit { allowed: 16_384, .. }), "{error}");
 }

@@ -109,7 +109,7 @@ fn scores_keep_their_precision() {
     let dims =
         RouteDims { experts, k: experts, logit_stride: experts.next_multiple_of(4), normalise: false, scale: 1.0 };
     let bias = vec![0.0; logits.len()];
-    let routed = run(gpu, &dims, &[logits.clone()], &bias);
+    let routed = run(gpu, &dims, std::slice::from_ref(&logits), &bias);
     let twin = route(&logits, &bias, logits.len(), false, 1.0);
     assert_eq!(routed.ids[..logits.len()], twin.ids);
     for (&gain, &expected) in routed.gains.iter().zip(&twin.weights) {

@@ -4,10 +4,11 @@ use super::common::{config, gpu, poisoned, read, upload, Random, POISON};
 use cedra::gpu::{Binding, Buffer, Gpu, MemoryKind, Recording};
 use cedra::kernels::sample::{Buffers, Dims, Sample, NONE};
 use cedra::kernels::Step;
-use cedra::reference::sample::{fixed_point, greedy, random, sample, Settings};
+use cedra::reference::sample::{fixed_point, greedy, random, sample};
+use cedra::sampling::Sampling;
 use proptest::prelude::*;
 
-const GREEDY: Settings = Settings { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
 /// A sampler and its buffers.
 struct Sampler {
@@ -58,7 +59,7 @@ impl Sampler {
     }
 }
 
-fn step_of(settings: &Settings) -> Step {
+fn step_of(settings: &Sampling) -> Step {
     Step {
         rows: 1,
         seed_lo: settings.seed as u32,
@@ -71,7 +72,7 @@ fn step_of(settings: &Settings) -> Step {
 }
 
 /// Tokens of `n` steps that all have these logits.
-fn draws(gpu: &Gpu, logits: &[f32], settings: &Settings, n: usize) -> Vec<u32> {
+fn draws(gpu: &Gpu, logits: &[f32], settings: &Sampling, n: usize) -> Vec<u32> {
     let sampler = Sampler::new(gpu, logits, step_of(settings), &[0], &[], &[], n);
     sampler.run(gpu, n);
     let step = sampler.step(gpu);
@@ -83,7 +84,7 @@ fn draws(gpu: &Gpu, logits: &[f32], settings: &Settings, n: usize) -> Vec<u32> {
 }
 
 #[track_caller]
-fn check(gpu: &Gpu, logits: &[f32], settings: &Settings, n: usize) -> Vec<u32> {
+fn check(gpu: &Gpu, logits: &[f32], settings: &Sampling, n: usize) -> Vec<u32> {
     let got = draws(gpu, logits, settings, n);
     let expected: Vec<u32> = (0..n as u32).map(|counter| sample(logits, settings, counter).unwrap()).collect();
     assert_eq!(got, expected, "{settings:?}, {} logits", logits.len());
@@ -119,7 +120,7 @@ fn a_logit_that_is_not_finite_is_no_token() {
     let mut generator = Random::new(2);
     let nans = [0x7fc0_0000u32, 0xffff_ffff, 0x7f80_0001, 0xff80_0001].map(f32::from_bits);
     for (i, bad) in nans.into_iter().chain([f32::INFINITY, f32::NEG_INFINITY]).enumerate() {
-        for settings in [GREEDY, Settings { temperature: 1.0, top_k: 3, top_p: 0.5, seed: 1 }] {
+        for settings in [GREEDY, Sampling { temperature: 1.0, top_k: 3, top_p: 0.5, seed: 1 }] {
             let mut logits = generator.normals(1001, 1.0);
             logits[[0, 1000, 500, 256, 3, 77][i]] = bad;
             let start = Step { position: 10, rows: 2, sampled: 5, ..step_of(&settings) };
@@ -195,7 +196,7 @@ fn draws_equal_the_twins() {
         (33, 5.0, 32, 0.999),
     ] {
         let logits = generator.normals(v, 2.0);
-        check(gpu, &logits, &Settings { temperature, top_k, top_p, seed: generator.bits() }, 60);
+        check(gpu, &logits, &Sampling { temperature, top_k, top_p, seed: generator.bits() }, 60);
     }
 }
 
@@ -203,7 +204,7 @@ fn draws_equal_the_twins() {
 #[test]
 fn ties_at_a_cut_keep_the_lower_ids() {
     let Some(gpu) = gpu() else { return };
-    let settings = |top_k, top_p| Settings { temperature: 1.0, top_k, top_p, seed: 11 };
+    let settings = |top_k, top_p| Sampling { temperature: 1.0, top_k, top_p, seed: 11 };
     // 1024 equal logits: each has exactly 2^21.
     let equal = [0.5; 1024];
     assert!(check(gpu, &equal, &settings(7, 1.0), 80).iter().all(|&id| id < 7));
@@ -230,24 +231,24 @@ fn settings_at_their_ends() {
     let mut generator = Random::new(5);
     let logits = generator.normals(200, 2.0);
     let best = greedy(&logits).unwrap();
-    let base = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 99 };
+    let base = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 99 };
     let always_best = [
-        Settings { top_k: 1, ..base },
-        Settings { top_p: 1e-9, ..base },
-        Settings { top_p: 0.0, ..base },
-        Settings { temperature: 1e-4, ..base },
-        Settings { temperature: 1e-30, ..base },
+        Sampling { top_k: 1, ..base },
+        Sampling { top_p: 1e-9, ..base },
+        Sampling { top_p: 0.0, ..base },
+        Sampling { temperature: 1e-4, ..base },
+        Sampling { temperature: 1e-30, ..base },
     ];
     for settings in always_best {
         assert_eq!(check(gpu, &logits, &settings, 8), [best; 8], "{settings:?}");
     }
     let all = check(gpu, &logits, &base, 40);
     for top_k in [200, 201, u32::MAX] {
-        assert_eq!(check(gpu, &logits, &Settings { top_k, ..base }, 40), all);
+        assert_eq!(check(gpu, &logits, &Sampling { top_k, ..base }, 40), all);
     }
-    check(gpu, &logits, &Settings { temperature: 1e6, ..base }, 40);
-    assert_ne!(check(gpu, &logits, &Settings { seed: 100, ..base }, 40), all);
-    assert_ne!(check(gpu, &logits, &Settings { seed: 99 | 1 << 32, ..base }, 40), all);
+    check(gpu, &logits, &Sampling { temperature: 1e6, ..base }, 40);
+    assert_ne!(check(gpu, &logits, &Sampling { seed: 100, ..base }, 40), all);
+    assert_ne!(check(gpu, &logits, &Sampling { seed: 99 | 1 << 32, ..base }, 40), all);
     assert_eq!(check(gpu, &[3.0], &base, 3), [0, 0, 0]);
 }
 
@@ -257,10 +258,10 @@ fn draws_from_a_whole_vocabulary() {
     let mut generator = Random::new(6);
     let logits = generator.normals(129_280, 4.0);
     for (top_k, top_p) in [(0, 1.0), (50, 1.0), (0, 0.9), (1000, 0.95)] {
-        check(gpu, &logits, &Settings { temperature: 0.8, top_k, top_p, seed: 7 }, 2);
+        check(gpu, &logits, &Sampling { temperature: 0.8, top_k, top_p, seed: 7 }, 2);
     }
     let equal = vec![1.0; 1 << 17];
-    assert!(check(gpu, &equal, &Settings { temperature: 1.0, top_k: 1 << 16, top_p: 0.5, seed: 8 }, 2)
+    assert!(check(gpu, &equal, &Sampling { temperature: 1.0, top_k: 1 << 16, top_p: 0.5, seed: 8 }, 2)
         .iter()
         .all(|&id| id < 1 << 15));
 }
@@ -270,7 +271,7 @@ fn draws_from_a_whole_vocabulary() {
 fn draws_follow_the_probabilities() {
     let Some(gpu) = gpu() else { return };
     let logits: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.15).collect();
-    let settings = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2026 };
+    let settings = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2026 };
     let n = 4000;
     let mut counts = [0f64; 16];
     draws(gpu, &logits, &settings, n).iter().for_each(|&token| counts[token as usize] += 1.0);
@@ -298,6 +299,6 @@ proptest! {
         let mut logits = generator.normals(v, [0.5, 2.0, 8.0][spread]);
         (0..v / 4).for_each(|_| logits[generator.below(v as u32) as usize] = logits[generator.below(v as u32) as usize]);
         let top_p = (p as f32 * 0.1).min(1.0);
-        check(gpu, &logits, &Settings { temperature, top_k, top_p, seed }, 12);
+        check(gpu, &logits, &Sampling { temperature, top_k, top_p, seed }, 12);
     }
 }

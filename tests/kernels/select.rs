@@ -31,7 +31,8 @@ impl Case {
         Self { position, ratio, topk, scores }
     }
 
-    /// Runs the kernel over rows of `scores`, poison behind them. Returns the lists that it wrote: selection, candidates.
+    /// Runs the kernel over rows of `scores`, poison behind them. Returns the lists that it wrote: selection,
+    /// candidates.
     fn run(&self, gpu: &Gpu, scores: &[Vec<f32>], kind: Kind<'_>) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
         let rows = self.scores.len();
         let capacity = self.scores.iter().map(Vec::len).max().unwrap_or(0) as u32 + 3;
