@@ -521,7 +521,7 @@ impl<'a> Fields<'a> {
         if let Some(i) = (layers..ratios.len()).find(|&i| ratios[i] != 0) {
             return Err(ratio_error(i, "0 (a draft stage)".into()));
         }
-        if let Some(i) = (0..layers).find(|&i| ratios[i] != 0 && PAGE % ratios[i] != 0) {
+        if let Some(i) = (0..layers).find(|&i| ratios[i] != 0 && !PAGE.is_multiple_of(ratios[i])) {
             return Err(ratio_error(i, format!("0 or a divisor of {PAGE}")));
         }
         let kv_sources = self.layer_list("kv_source_layer_ids", layers)?;

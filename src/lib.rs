@@ -15,7 +15,7 @@
 //! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
 //! | [`kernels`] | one file per WGSL file: bindings, sizes, dispatch; knows `gpu`, no model |
 //! | [`reference`](mod@reference) | the CPU twin of every kernel, and of the whole model: the executable specification |
-//! | [`layout`] | widths, offsets and sizes of everything on the device besides weights |
+//! | [`layout`](mod@layout) | widths, offsets and sizes of everything on the device besides weights |
 //! | [`cache`] | a session's state on the device |
 //! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
 //! | `cli` | the `cedra` binary |

@@ -17,11 +17,11 @@ cargo build --release --quiet --bin cedra
 
 echo "bench: numpy" >&2
 rows=("$(OMP_NUM_THREADS=1 "$python" tools/numpy_reference.py "$model" --context "$context")")
-names=("numpy, one thread, float32")
+names=("numpy: one thread, float32")
 for device in ${CEDRA_DEVICES:-cpu gpu}; do
   echo "bench: cedra on $device" >&2
   if row=$(cargo run --release --quiet --bin cedra -- bench --model "$model" --context "$context" --device "$device" --json); then
-    rows+=("$row") names+=("Cedra, $device")
+    rows+=("$row") names+=("Cedra")
   else
     echo "bench: no result on $device" >&2
   fi

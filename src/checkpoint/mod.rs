@@ -184,7 +184,7 @@ fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Opti
     };
     let format = spec.formats.iter().find(fits).copied();
     // Two channels share a byte: an odd width has no FP4 form.
-    let format = format.filter(|&f| f != Format::Fp4 || spec.shape[1] % 2 == 0);
+    let format = format.filter(|&f| f != Format::Fp4 || spec.shape[1].is_multiple_of(2));
     let format = format.ok_or_else(|| error(format!("{} {:?}", entry.dtype, entry.shape)))?;
     let scales = match spec.stored(format).2 {
         None => None,

@@ -1,10 +1,7 @@
 //! `cedra inspect`: what a model costs, from its configuration alone.
 //!
-//! Conventions: a parameter is *active* for a token when the token's forward reads it. *Prefill* is a prompt token whose
-//! logits nobody asks for: the encoder's layers, and the last Full layer's projections into the global cache. *Decode*
-//! is a generated token: every layer and the head. FLOPs are two per multiply-add of matrix products, index scores and
-//! attention, for a token that sees the whole context; element-wise work is not counted. Counts are `u128`, because a
-//! valid configuration can name sizes whose products overflow 64 bits.
+//! What is counted is what the architecture asks for (the command's help says how). Counts are `u128`, because a valid
+//! configuration can name sizes whose products overflow 64 bits.
 
 use std::fmt;
 use std::io::Write;
@@ -19,6 +16,11 @@ use crate::formats::CacheFormat;
 use crate::{Error, Result};
 
 /// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
+///
+/// A parameter is active for a token that reads it. A prompt token is one whose logits nobody asks for: the architecture
+/// needs the encoder's layers and the last Full layer's projections into the global cache for it (this version runs
+/// every layer). A generated token needs every layer and the head. FLOPs are two per multiply-add of matrix products, index scores and attention, for a token that sees
+/// the whole context; element-wise work is not counted.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["model", "config"])))]
 pub(super) struct Inspect {
@@ -105,7 +107,7 @@ pub struct Parameters {
     /// Of `backbone`, what a token reads.
     pub active: PerToken,
     /// Of `engram_rows`, what a token reads.
-    pub active_engram_rows: u128,
+    pub active_engram_rows: PerToken,
 }
 
 /// A count for a prompt token and for a generated one.
@@ -186,7 +188,7 @@ impl Inspection {
                 draft,
                 vision,
                 active,
-                active_engram_rows: config.engram.as_ref().map_or(0, |e| e.width() as u128 * e.layer_ids.len() as u128),
+                active_engram_rows: active_engram_rows(config, encoder_layers),
             },
             cache: Cache::new(config, context),
             flops: flops(config, encoder_layers, context),
@@ -246,9 +248,9 @@ struct Block {
     vectors: u128,
     /// Elements of one routed expert.
     expert: u128,
-    /// Projections of a Full layer into the global cache, also in `matrices`.
+    /// Of `matrices`, those that a Full layer's global entries need: its projections into the cache, and its Engram.
     global: u128,
-    /// Norms of these, also in `vectors`.
+    /// Of `vectors`, those that go with `global`.
     global_vectors: u128,
 }
 
@@ -271,19 +273,21 @@ impl Block {
         };
         let Some(plan) = plan else { return block };
         let (index_heads, index_head) = (n(config.index_n_heads), n(config.index_head_dim));
-        if plan.role == Role::Full {
-            let gate = if plan.ratio > 1 { head * h } else { 0 };
-            block.global = head * h + gate + index_head * head;
-            block.global_vectors = head + index_head;
-            block.matrices += block.global;
-            block.vectors += block.global_vectors;
+        let (mut global, mut global_vectors) = (0, 0);
+        if let (Some(_), Some(engram)) = (plan.engram, &config.engram) {
+            global += (streams + 1) * h * n(engram.width());
+            global_vectors += 2 * streams * h;
         }
+        if plan.role == Role::Full {
+            global += head * h * if plan.ratio > 1 { 2 } else { 1 } + index_head * head;
+            global_vectors += head + index_head;
+            (block.global, block.global_vectors) = (global, global_vectors + h);
+            // with the norm of the layer's input
+        }
+        block.matrices += global;
+        block.vectors += global_vectors;
         if matches!(plan.role, Role::Full | Role::Reindex) {
             block.matrices += index_heads * index_head * q_rank + index_heads * h;
-        }
-        if let (Some(_), Some(engram)) = (plan.engram, &config.engram) {
-            block.matrices += (streams + 1) * h * n(engram.width());
-            block.vectors += 2 * streams * h;
         }
         block
     }
@@ -311,14 +315,20 @@ fn backbone_parameters(config: &Config, encoder_layers: usize) -> (u128, PerToke
         + 2 * config.vocab_size as u128 * h
         + h;
     let vectors = |layers| blocks(config).take(layers).map(|block| block.vectors).sum::<u128>();
-    // The norm in front of the last Full layer's attention also stands before its projections into the global cache.
-    let global = blocks(config).nth(encoder_layers).map_or(0, |block| block.global_vectors + h);
+    let global = blocks(config).nth(encoder_layers).map_or(0, |block| block.global_vectors);
     let matrices = active_matrices(config, encoder_layers);
     let active = PerToken {
         prefill: h + matrices.prefill + vectors(encoder_layers) + global,
         decode: h + matrices.decode + vectors(config.num_hidden_layers) + h,
     };
     (total, active)
+}
+
+/// Values of Engram rows that a token looks up.
+fn active_engram_rows(config: &Config, encoder_layers: usize) -> PerToken {
+    let width = config.engram.as_ref().map_or(0, |engram| engram.width() as u128);
+    let layers = |count| config.layers.iter().take(count).filter(|plan| plan.engram.is_some()).count() as u128;
+    PerToken { prefill: width * layers(encoder_layers + 1), decode: width * layers(config.num_hidden_layers) }
 }
 
 fn draft_parameters(config: &Config) -> u128 {
@@ -396,7 +406,7 @@ fn grouped(count: u128) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -406,7 +416,7 @@ fn grouped(count: u128) -> String {
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let row = |f: &mut fmt::Formatter<'_>, name: &str, value: String| writeln!(f, "  {name:<30}{value}");
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, value: String| writeln!(f, "  {name:<33}{value}");
         let p = &self.parameters;
         writeln!(f, "layers: {} encoder, {} decoder", self.encoder_layers, self.layers.len() - self.encoder_layers)?;
         for run in self.layers.chunk_by(|a, b| a.to_string() == b.to_string()) {
@@ -424,7 +434,8 @@ impl fmt::Display for Inspection {
         }
         row(f, "active a prompt token", short(p.active.prefill))?;
         row(f, "active a generated token", short(p.active.decode))?;
-        row(f, "Engram values read a token", short(p.active_engram_rows))?;
+        row(f, "Engram values a prompt token", short(p.active_engram_rows.prefill))?;
+        row(f, "Engram values a generated token", short(p.active_engram_rows.decode))?;
         writeln!(f, "at {} of at most {} tokens:", grouped(self.context as u128), grouped(self.max_context as u128))?;
         row(
             f,
@@ -477,7 +488,7 @@ mod tests {
         assert_eq!(p.engram_rows, 196_613_849_600);
         assert_eq!(p.draft, 14_225_362_530);
         assert_eq!(p.vision, 485_268_480);
-        assert_eq!(p.active_engram_rows, 2 * 24 * 256);
+        assert_eq!(p.active_engram_rows, PerToken { prefill: 2 * 24 * 256, decode: 2 * 24 * 256 });
     }
 
     #[test]
@@ -541,22 +552,35 @@ mod tests {
         assert_eq!((p.backbone, p.engram_rows, p.draft, p.vision), (rest, rows, draft, 0));
     }
 
+    /// The pocket model's last Full layer opens with an Engram, which its global entries need.
+    #[test]
+    fn an_engram_on_the_last_full_layer_is_read_in_prefill() {
+        let mut config = Config::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/pocket")).unwrap();
+        let with = Inspection::new(&config, 0, None).unwrap();
+        config.layers[4].engram = None;
+        let without = Inspection::new(&config, 0, None).unwrap();
+        let matrix: u128 = 5 * 128 * 192;
+        assert_eq!(with.parameters.active.prefill - without.parameters.active.prefill, matrix + 2 * 4 * 128);
+        assert_eq!(with.flops.prefill - without.flops.prefill, 2 * matrix);
+        assert_eq!(with.parameters.active_engram_rows.prefill - without.parameters.active_engram_rows.prefill, 192);
+    }
+
     #[test]
     fn text_names_every_layer_and_the_figures() {
         let text = released(1_048_576).to_string();
         for line in [
             "layers: 20 encoder, 20 decoder",
-            "  0                             window",
-            "  1                             window, Engram",
-            "  2                             full, ratio 2",
-            "  3..7                          reuse, ratio 2, entries of 2, selection of 2",
-            "  14                            full, ratio 2, Engram",
-            "  20                            full, ratio 1, publishes candidates",
-            "  24                            reindex, ratio 1, entries of 20, candidates only",
-            "  37..39                        reuse, ratio 1, entries of 20, selection of 36",
+            "  0                                window",
+            "  1                                window, Engram",
+            "  2                                full, ratio 2",
+            "  3..7                             reuse, ratio 2, entries of 2, selection of 2",
+            "  14                               full, ratio 2, Engram",
+            "  20                               full, ratio 1, publishes candidates",
+            "  24                               reindex, ratio 1, entries of 20, candidates only",
+            "  37..39                           reuse, ratio 1, entries of 20, selection of 36",
             "parameters: 763.2 B (763,205,315,794)",
-            "  global cache                  890 bytes a token, 933,232,640 bytes",
-            "  window rings                  2,703,360 bytes",
+            "  global cache                     890 bytes a token, 933,232,640 bytes",
+            "  window rings                     2,703,360 bytes",
         ] {
             assert!(text.lines().any(|found| found == line), "no line `{line}` in:\n{text}");
         }

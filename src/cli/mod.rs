@@ -24,7 +24,6 @@ enum Command {
     Generate(generate::Generate),
     /// Writes every intermediate of one forward to a safetensors file.
     Trace(trace::Trace),
-    /// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
     Inspect(inspect::Inspect),
     /// Measures prefill and decode, and counts what they read.
     Bench(bench::Bench),

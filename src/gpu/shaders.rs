@@ -96,7 +96,7 @@ pub fn find(kernel: &str, variant: &str) -> Option<&'static Shader> {
     SHADERS.iter().find(|shader| shader.kernel == kernel && shader.variant == variant)
 }
 
-/// A host struct and the WGSL struct of the same name, to be held against each other: see [`layout!`](crate::layout).
+/// A host struct and the WGSL struct of the same name, to be held against each other: see [`layout!`](crate::layout!).
 #[derive(Debug, Clone)]
 pub struct Layout {
     /// The kernel whose shaders have the struct.

@@ -220,7 +220,7 @@ impl Sequence {
         run.submitted += 1;
         // The first token comes back at once; then whole batches, which never wrap in the ring; then what is left.
         let last = run.submitted == run.max_tokens;
-        if run.submitted == 1 || run.submitted % READBACK_TOKENS == 0 || last {
+        if run.submitted == 1 || run.submitted.is_multiple_of(READBACK_TOKENS) || last {
             let (slot, count) = (run.covered % OUT_RING, run.submitted - run.covered);
             let part = (&self.cache.out, 8 * slot as u64, 8 * count as u64);
             let taken = self.readback.copy(&mut recording, &[part]);

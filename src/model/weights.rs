@@ -135,7 +135,7 @@ impl WeightPlan {
     /// Places all weights in slices of at most `limit` bytes; `stored` says how a tensor is stored.
     ///
     /// # Errors
-    /// Those of `stored`; [`Error::DeviceLimit`] when a slice cannot hold the least that must lie together.
+    /// Those of `stored`; [`Error::DeviceLimit`](crate::Error::DeviceLimit) when a slice cannot hold the least that must lie together.
     pub fn new(
         config: &Config,
         layout: &Layout,

@@ -125,7 +125,7 @@ fn primes(engram: &EngramConfig) -> Result<Vec<Vec<u32>>> {
 }
 
 fn is_prime(n: u64) -> bool {
-    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| n % d != 0)
+    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
 /// The odd multipliers of a layer: no product with a compressed id overflows an i64.

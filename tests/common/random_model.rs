@@ -295,7 +295,7 @@ fn values(spec: &TensorSpec, streams: usize, random: &mut Random) -> Vec<f32> {
 }
 
 fn format(spec: &TensorSpec, storage: Storage, random: &mut Random) -> Format {
-    let fits = |f: &&Format| **f != Format::Fp4 || spec.shape[1] % 2 == 0;
+    let fits = |f: &&Format| **f != Format::Fp4 || spec.shape[1].is_multiple_of(2);
     let preferred: &[Format] = match storage {
         Storage::F32 => &[Format::F32],
         Storage::Bf16 => &[Format::Bf16],

@@ -335,7 +335,7 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
     let mut untouched = pages.clone();
     for t in 0..before + count {
         let position = start as usize - before + t;
-        if (position + 1) % sizes.ratio != 0 {
+        if !(position + 1).is_multiple_of(sizes.ratio) {
             continue;
         }
         let group = t + 1 - sizes.ratio..t + 1;
