@@ -6,6 +6,7 @@ mod plan;
 mod scratch;
 mod sequence;
 mod step;
+#[cfg(not(target_arch = "wasm32"))] // it waits for every intermediate
 mod trace;
 pub mod weights;
 
