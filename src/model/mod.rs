@@ -6,11 +6,7 @@ mod plan;
 mod scratch;
 mod sequence;
 mod step;
-<<<<<<< HEAD
 #[cfg(not(target_arch = "wasm32"))]
-=======
-#[cfg(not(target_arch = "wasm32"))] // it waits for every intermediate
->>>>>>> house
 mod trace;
 pub mod weights;
 
