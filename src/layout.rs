@@ -145,6 +145,8 @@ pub struct Layout {
     pub block_scores: usize,
     /// Words of all Engram rows of a token and layer.
     pub engram: usize,
+    /// Words of the rows of one Engram for all rows in flight: a range that can be bound by itself.
+    pub engram_region: usize,
     /// Words of an Engram's keys and value.
     pub engram_kv: usize,
     /// Words of a row of logits.
@@ -185,6 +187,7 @@ impl Layout {
         let parts = config.num_experts_per_tok + 1;
         let group = stride4(config.num_attention_heads / config.o_groups * d);
         let up_index = stride4(config.num_attention_heads * d);
+        let engram = config.engram.as_ref().map_or(0, |engram| stride4(engram.width()));
         Ok(Self {
             rows,
             context: options.context,
@@ -208,7 +211,9 @@ impl Layout {
             selection: 1 + config.index_topk,
             candidates: 1 + config.candidate_topk_blocks,
             block_scores: blocks,
-            engram: config.engram.as_ref().map_or(0, |engram| stride4(engram.width())),
+            engram,
+            // Ranges begin at multiples of 256 bytes.
+            engram_region: (rows * engram).next_multiple_of(64),
             engram_kv: stride4((n + 1) * h),
             logits: stride4(config.vocab_size),
             logit_rows: if options.all_logits { rows } else { 1 },

@@ -146,7 +146,7 @@ fn dequantisation_follows_the_definition() {
             Format::Fp8Row => e4m3_to_f32(codes[r * channels + c]) as f64 * scale(r, c / 32),
             Format::Fp4 => {
                 let byte = codes[r * channels / 2 + c / 2];
-                e2m1_to_f32(if c % 2 == 0 { byte & 15 } else { byte >> 4 }) as f64 * scale(r, c / 32)
+                e2m1_to_f32(if c.is_multiple_of(2) { byte & 15 } else { byte >> 4 }) as f64 * scale(r, c / 32)
             }
             Format::F16 => unreachable!("the golden checkpoint has none"),
         };

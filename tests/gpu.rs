@@ -92,7 +92,7 @@ fn buffers_keep_their_bytes_and_are_counted_by_kind() {
     assert_eq!(gpu.read_blocking(&buffer).unwrap(), [0; 13], "new memory is zero");
     gpu.upload(&buffer, 4, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!(gpu.read_blocking(&buffer).unwrap(), [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    assert_eq!(gpu.read_blocking(&empty).unwrap(), [0u8; 0]);
+    assert!(gpu.read_blocking(&empty).unwrap().is_empty());
 
     let held = gpu.counters();
     assert_eq!(held.allocated[&MemoryKind::Cache], 16);

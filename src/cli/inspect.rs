@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
+use crate::model::{MemoryPlan, Options};
 use crate::{Error, Result};
 
 /// Says what a model is and what it costs: roles, parameters, bytes, FLOPs.
@@ -70,6 +71,8 @@ pub struct Inspection {
     pub cache: Cache,
     /// FLOPs a token.
     pub flops: PerToken,
+    /// Device memory by kind, weights as the release stores them; none for sizes that no machine can address.
+    pub memory: Option<MemoryPlan>,
 }
 
 /// One layer's part.
@@ -176,13 +179,18 @@ impl Inspection {
             .engram
             .as_ref()
             .map_or(0, |e| e.num_embeddings.iter().map(|&rows| rows as u128).sum::<u128>() * e.head_dim as u128);
+        let total = backbone + engram_rows + draft + vision;
+        let memory = match total < 1 << 48 {
+            true => Some(MemoryPlan::of_config(config, &Options { context, ..Options::default() })?),
+            false => None,
+        };
         Ok(Self {
             context,
             max_context,
             encoder_layers,
             layers: config.layers.iter().map(Layer::new).collect(),
             parameters: Parameters {
-                total: backbone + engram_rows + draft + vision,
+                total,
                 backbone,
                 engram_rows,
                 draft,
@@ -192,6 +200,7 @@ impl Inspection {
             },
             cache: Cache::new(config, context),
             flops: flops(config, encoder_layers, context),
+            memory,
         })
     }
 }
@@ -446,7 +455,13 @@ impl fmt::Display for Inspection {
         row(f, "group remainders", format!("{} bytes", grouped(self.cache.remainder_bytes)))?;
         row(f, "cache in all", format!("{} bytes", grouped(self.cache.total_bytes)))?;
         row(f, "FLOPs a prompt token", short(self.flops.prefill))?;
-        row(f, "FLOPs a generated token", short(self.flops.decode))
+        row(f, "FLOPs a generated token", short(self.flops.decode))?;
+        let Some(memory) = &self.memory else { return Ok(()) };
+        writeln!(f, "device memory: {} bytes", grouped(memory.total() as u128))?;
+        for (kind, bytes) in memory.by_kind() {
+            row(f, &format!("{kind:?}").to_lowercase(), format!("{} bytes", grouped(bytes as u128)))?;
+        }
+        Ok(())
     }
 }
 
@@ -489,6 +504,19 @@ mod tests {
         assert_eq!(p.draft, 14_225_362_530);
         assert_eq!(p.vision, 485_268_480);
         assert_eq!(p.active_engram_rows, PerToken { prefill: 2 * 24 * 256, decode: 2 * 24 * 256 });
+    }
+
+    /// The plan of a config is that of the checkpoint that the release's formats give, and its cache holds what the counts say.
+    #[test]
+    fn released_memory() {
+        let inspection = released(4096);
+        let memory = inspection.memory.unwrap();
+        let stored = 476.5 * (1u64 << 30) as f64;
+        let draft_and_vision = 14.2e9 * 0.6;
+        let weights = memory.weights as f64;
+        assert!(weights < stored && weights > stored - 2.0 * draft_and_vision, "{weights:e} of {stored:e}");
+        let cache = inspection.cache.total_bytes as u64;
+        assert!(memory.cache >= cache && memory.cache < cache + 16384, "{} and {cache}", memory.cache);
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod plan;
 mod scratch;
 mod sequence;
 mod step;
-#[cfg(not(target_arch = "wasm32"))] // it waits for every intermediate
+#[cfg(not(target_arch = "wasm32"))]
 mod trace;
 pub mod weights;
 

@@ -1,14 +1,15 @@
 //! Device memory, by kind, before anything is allocated.
 
 use super::scratch;
-use super::weights::WeightPlan;
+use super::weights::{Stored, WeightPlan};
 use crate::cache;
+use crate::checkpoint::layout::expected;
 use crate::config::{Config, Role};
 use crate::gpu::{Buffer, MemoryKind, SHADERS};
-use crate::layout::{selects, Layout};
+use crate::layout::{selects, Layout, Options};
 use crate::{Error, Result};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Slots of a sequence's readback ring, and bytes of each.
 pub(super) const READBACK_SLOTS: usize = 4;
@@ -43,6 +44,21 @@ impl MemoryPlan {
             params: of(MemoryKind::Params) + uniforms(config, weights),
             readback: READBACK_SLOTS as u64 * Buffer::allocated(8 * READBACK_TOKENS as u64),
         }
+    }
+
+    /// The plan of a config alone: weights stored as the release stores them, in slices that every device can bind.
+    ///
+    /// # Errors
+    /// As [`Layout::new`] and [`WeightPlan::new`].
+    pub fn of_config(config: &Config, options: &Options) -> Result<Self> {
+        let layout = Layout::new(config, options)?;
+        let specs: HashMap<String, Stored> =
+            expected(config).iter().map(|spec| (spec.name.clone(), Stored::from(spec))).collect();
+        let stored = &mut |name: &str| {
+            specs.get(name).copied().ok_or_else(|| Error::tensor(name, "no such tensor", "a tensor of the config"))
+        };
+        let limit = wgpu::Limits::default().max_storage_buffer_binding_size;
+        Ok(Self::new(config, &layout, &WeightPlan::new(config, &layout, limit, stored)?))
     }
 
     /// All kinds together.

@@ -88,8 +88,8 @@ scratch! {
     tiles: |s| s.layout.tiles,
     /// (T · parts, I): experts' hidden vectors.
     hidden: |s| s.rows * s.layout.parts * s.layout.expert_hidden,
-    /// (T, rows of n-grams) of one Engram.
-    engram_rows: |s| s.rows * s.layout.engram,
+    /// (Engram layers, T, rows of n-grams): a region an Engram.
+    engram_rows: |s| s.config.engram.as_ref().map_or(0, |engram| engram.layer_ids.len()) * s.layout.engram_region,
     /// (T, (n + 1) h): its keys and value.
     engram_kv: |s| if s.layout.engram == 0 { 0 } else { s.rows * s.layout.engram_kv },
     /// (logit rows, V).

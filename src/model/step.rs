@@ -181,6 +181,7 @@ impl StepKernels {
     /// Records embedding, all layers and, if asked for, the head.
     pub fn record(&self, recording: &mut Recording, rows: Rows, head: bool, watch: &mut impl Watch) -> Result<()> {
         self.embed.record(recording, rows.count);
+        self.record_lookups(recording, rows);
         watch.reached(recording, 0, Point::Embedded)?;
         for index in 0..self.layers.len() {
             self.record_layer(recording, index, rows, watch)?;
@@ -195,6 +196,13 @@ impl StepKernels {
         Ok(())
     }
 
+    /// Records the lookups of all Engrams, which depend on tokens only.
+    pub fn record_lookups(&self, recording: &mut Recording, rows: Rows) {
+        for engram in self.layers.iter().filter_map(|layer| layer.engram.as_ref()) {
+            engram.gather.record(recording, rows.count);
+        }
+    }
+
     /// Records one layer: streams that await the expansion of the sublayer before in, the same out.
     pub fn record_layer(
         &self,
@@ -207,7 +215,6 @@ impl StepKernels {
         let Rows { position, count } = rows;
         let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
         if let Some(engram) = &layer.engram {
-            engram.gather.record(recording, count);
             reached(recording, Point::EngramRows)?;
             engram.wkv.record(recording, count);
             reached(recording, Point::EngramValues)?;
@@ -438,6 +445,8 @@ impl<'a> Builder<'a> {
             return Ok(None);
         };
         let dims = engram_dims(settings, ngrams);
+        let slot = plan.engram.expect("a layer with Engram weights");
+        let (first, bytes) = (slot * layout.engram_region, 4 * layout.engram_region as u64);
         let before = plan.index.checked_sub(1).map(|index| &weights.layers[index].mixes[1]);
         let expand = before.map(|before| Expand {
             z: (&scratch.z).into(),
@@ -456,14 +465,23 @@ impl<'a> Builder<'a> {
                     history: (&self.cache.history).into(),
                     token_map: token_map.into(),
                     hash: (&engram.hash).into(),
-                    rows_out: (&scratch.engram_rows).into(),
+                    rows_out: Binding::Range(&scratch.engram_rows, slot as u64 * bytes, bytes),
                 },
             )?,
-            wkv: self.linear(
+            wkv: Linear::new(
+                gpu,
                 &engram.wkv,
-                (&scratch.engram_rows, layout.engram),
-                None,
-                (&scratch.engram_kv, layout.engram_kv),
+                &LinearIo {
+                    step: &self.cache.step,
+                    x: &scratch.engram_rows,
+                    x_stride: layout.engram as u32,
+                    x_offset: first as u32,
+                    norm: None,
+                    y: &scratch.engram_kv,
+                    y_stride: layout.engram_kv as u32,
+                    y_offset: 0,
+                    last_row: false,
+                },
             )?,
             gate: EngramGate::new(
                 gpu,

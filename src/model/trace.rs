@@ -88,6 +88,7 @@ impl Sequence {
         let mut recording = Recording::new();
         let mut reader = Reader::new(self, &mut trace, rows, index..index + 1)?;
         reader.pre = pre.to_vec();
+        self.kernels.record_lookups(&mut recording, rows);
         self.kernels.record_layer(&mut recording, index, rows, &mut reader)?;
         gpu.submit(recording)?;
         Ok(trace)
@@ -346,7 +347,10 @@ impl<'a> Reader<'a> {
             }
             Point::EngramRows => {
                 let engram = config.engram.as_ref().expect("an Engram layer");
-                let rows = self.take(&scratch.engram_rows, layout.engram, 0, engram.width())?;
+                let slot = plan.engram.expect("an Engram layer");
+                let all = floats(&self.model().gpu, &scratch.engram_rows)?;
+                let rows = all[slot * layout.engram_region..].chunks(layout.engram).take(t);
+                let rows = rows.flat_map(|row| row[..engram.width()].to_vec()).collect();
                 self.put("engram_rows", &[1, t, engram.rows_per_token(), engram.head_dim], rows);
             }
             Point::EngramValues => {
