@@ -32,7 +32,7 @@ web_library() {
 
 step "setup" tools/setup.sh --tests
 . target/test-env.sh
-export CEDRA_REQUIRE_GPU=1 RUSTDOCFLAGS='-D warnings'
+export CEDRA_REQUIRE_GPU=1 INSTA_UPDATE=no RUSTDOCFLAGS='-D warnings'
 
 step "format" cargo fmt --check
 step "lints" cargo clippy --release --all-targets --quiet -- -D warnings
