@@ -157,6 +157,10 @@ fn gpu_report(
 ) -> anyhow::Result<Report> {
     let gpu = sequence.gpu().clone();
     let load_seconds = started.elapsed().as_secs_f64();
+    // A driver may compile a kernel when it first runs: every chunk size of the prompt and a few steps, unmeasured.
+    sequence.append(prompt, &mut |_| {})?;
+    sequence.generate(&Request { max_tokens: 2, ..request.clone() })?.try_for_each(|token| token.map(drop))?;
+    sequence.clear()?;
     let before = gpu.counters();
     let reading = Instant::now();
     sequence.append(prompt, &mut |_| {})?;
