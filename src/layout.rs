@@ -31,13 +31,15 @@ pub struct Options {
     pub chunk: usize,
     /// Keep the logits of every row of a step, not of its last only (tracing).
     pub all_logits: bool,
+    /// Most bytes of a slice of weights; the device's binding limit where there is none, or where it is lower.
+    pub slice_bytes: Option<u64>,
     /// Fill caches and scratch with NaN before use, so that a read of something unwritten shows.
     pub poison: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { context: 4096, chunk: 128, all_logits: false, poison: cfg!(debug_assertions) }
+        Self { context: 4096, chunk: 128, all_logits: false, slice_bytes: None, poison: cfg!(debug_assertions) }
     }
 }
 

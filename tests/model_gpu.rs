@@ -38,7 +38,7 @@ fn own_gpu() -> Option<Arc<Gpu>> {
 }
 
 fn options(context: usize, chunk: usize) -> Options {
-    Options { context, chunk, all_logits: false, poison: true }
+    Options { context, chunk, poison: true, ..Options::default() }
 }
 
 fn sequence(gpu: &Arc<Gpu>, checkpoint: &Checkpoint, tables: &NgramTables, options: Options) -> Sequence {
@@ -135,6 +135,31 @@ fn chunks_make_no_difference() {
             assert_eq!(&next, expected_next, "seed {seed} in chunks of {chunk}");
         }
     }
+}
+
+/// Weights in many small slices, as a device with a low binding limit needs them, give the same bytes; memory is planned for
+/// them too.
+#[test]
+fn slices_make_no_difference() {
+    let Some(gpu) = own_gpu() else { return };
+    let shape = Shape::odd(Storage::Fp4);
+    let random = random_checkpoint(11, &shape);
+    let checkpoint = random.checkpoint();
+    let tokens = text(shape.vocab, 11, 30);
+    let run = |slice_bytes: Option<u64>| {
+        let before = gpu.counters();
+        let mut sequence = sequence(&gpu, &checkpoint, &random.tables, Options { slice_bytes, ..options(64, 16) });
+        let held = gpu.counters().allocated_bytes() - before.allocated_bytes();
+        assert_eq!(held, sequence.model().plan().total());
+        sequence.append(&tokens, &mut |_| {}).unwrap();
+        let next: Vec<u32> = sequence.generate(&greedy(5)).unwrap().collect::<Result<_, _>>().unwrap();
+        let buffers = gpu.counters().buffers - before.buffers;
+        (state(&sequence), next, buffers)
+    };
+    let (whole, sliced) = (run(None), run(Some(9000)));
+    assert!(sliced.2 > whole.2 + 20, "{} buffers whole, {} in slices", whole.2, sliced.2);
+    assert_eq!(sliced.0, whole.0);
+    assert_eq!(sliced.1, whole.1);
 }
 
 /// Law 5: a later token changes no byte that was written before it.

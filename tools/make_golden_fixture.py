@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reduces the recorded reference data to what tests/golden_cpu.rs and tests/mutations.rs carry in tests/fixtures/golden.
 
-    python3 tools/make_golden_fixture.py ../shared/golden
+    python3 tools/make_golden_fixture.py GOLDEN
 
 A forward is causal, so the first rows of a record are a record of the first tokens. Three files, tensors named
 `layer_NN.<name>` and `top.<name>`:

@@ -63,6 +63,7 @@ impl Generate {
             _ => unreachable!("clap asks for one of the three"),
         };
         let request = Request { stop_ids: vec![config.eos_token_id], ..request };
+        crate::reference::sequence::check_room(prompt.len(), self.max_tokens, config.max_position_embeddings)?;
         let mut runtime = opened.start(&self.model, prompt.len() + self.max_tokens)?;
         let load_seconds = started.elapsed().as_secs_f64();
 

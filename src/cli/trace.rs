@@ -52,7 +52,8 @@ impl Trace {
         let trace = match gpu {
             Some(gpu) => {
                 let rows = tokens.len().max(1);
-                let options = Options { context: rows, chunk: rows, all_logits: true, ..Options::default() };
+                let options =
+                    Options { context: rows, chunk: rows, all_logits: true, poison: true, ..Options::default() };
                 opened.gpu(gpu, options)?.trace(&tokens, layers.clone())?
             }
             None => {

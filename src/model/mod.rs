@@ -56,7 +56,8 @@ impl Model {
     ) -> Result<Self> {
         let config = checkpoint.config().clone();
         let layout = Layout::new(&config, options)?;
-        let weight_plan = WeightPlan::of(checkpoint, &layout, &gpu)?;
+        let limit = options.slice_bytes.unwrap_or(u64::MAX).min(pack::slice_limit(&gpu));
+        let weight_plan = WeightPlan::of(checkpoint, &layout, limit)?;
         let plan = MemoryPlan::new(&config, &layout, &weight_plan);
         plan.check(&config, &layout, gpu.limits())?;
         let total = weight_plan.bytes();

@@ -3,7 +3,7 @@
 //! [`WeightPlan`] says where everything will lie and how many bytes it takes before a device is touched; [`Weights`] is
 //! the plan carried out.
 
-use super::pack::{slice_limit, ExpertPlan, LinearPlan, Loader, MatrixSpec};
+use super::pack::{ExpertPlan, LinearPlan, Loader, MatrixSpec};
 use crate::checkpoint::layout::TensorSpec;
 use crate::checkpoint::{Checkpoint, Format, Tensor};
 use crate::config::{Config, LayerPlan, Role};
@@ -387,13 +387,13 @@ impl Vectors<'_> {
 }
 
 impl WeightPlan {
-    /// The plan of a checkpoint's weights for a device.
+    /// The plan of a checkpoint's weights, in slices of at most `limit` bytes.
     ///
     /// # Errors
     /// As [`WeightPlan::new`].
-    pub fn of(checkpoint: &Checkpoint, layout: &Layout, gpu: &Gpu) -> Result<Self> {
+    pub fn of(checkpoint: &Checkpoint, layout: &Layout, limit: u64) -> Result<Self> {
         let stored = &mut |name: &str| checkpoint.tensor(name).map(|tensor| Stored::from(&tensor));
-        Self::new(checkpoint.config(), layout, slice_limit(gpu), stored)
+        Self::new(checkpoint.config(), layout, limit, stored)
     }
 
     /// Streams the weights to the device. `progress` hears the bytes that are there, of [`WeightPlan::bytes`] in all.
