@@ -137,6 +137,34 @@ fn chunks_make_no_difference() {
     }
 }
 
+/// Laws 1, 3 and 4 over random sizes, layer lists and formats; CEDRA_CASES asks for more than two models.
+#[test]
+fn random_models_keep_the_laws() {
+    let Some(gpu) = gpu() else { return };
+    let cases = std::env::var("CEDRA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
+    for seed in 100..100 + cases {
+        let shape = Shape::random(seed);
+        let random = random_checkpoint(seed, &shape);
+        let checkpoint = random.checkpoint();
+        let tokens = text(shape.vocab, seed, 45);
+        let mut whole = sequence(&gpu, &checkpoint, &random.tables, Options { all_logits: true, ..options(64, 64) });
+        let trace = whole.trace(&tokens, 0..shape.layers.len()).unwrap();
+        let twin = Twin::load(&checkpoint, &random.tables, TwinOptions::default()).unwrap();
+        let (_, expected) = golden::layer_by_layer(&twin, &tokens, &record(&trace));
+        assert_twin(&trace, &expected, &format!("seed {seed}: {shape:?}"));
+
+        let caches = state(&whole);
+        let chunk = [1, 4, 9][seed as usize % 3];
+        let mut cut = sequence(&gpu, &checkpoint, &random.tables, options(64, chunk));
+        // The last token is read by the step that makes the next one.
+        cut.append(&tokens, &mut |_| {}).unwrap();
+        assert_eq!(cut.generate(&greedy(1)).unwrap().filter(Result::is_ok).count(), 1);
+        for ((name, bytes), (_, expected)) in state(&cut).iter().zip(&caches) {
+            assert_eq!(bytes, expected, "{name} of seed {seed} in chunks of {chunk}: {shape:?}");
+        }
+    }
+}
+
 /// Weights in many small slices, as a device with a low binding limit needs them, give the same bytes; memory is planned for
 /// them too.
 #[test]
