@@ -468,7 +468,7 @@ fn pocket_says_what_was_recorded() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = root.join("models/pocket");
     let recorded: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(root.join("tests/fixtures/pocket_expected.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(root.join("tests/fixtures/pocket/expected.json")).unwrap()).unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let tokenizer = cedra::text::Tokenizer::open(&folder).unwrap();
     let tables = NgramTables::new(checkpoint.config(), &tokenizer).unwrap();

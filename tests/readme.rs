@@ -126,7 +126,7 @@ fn inspect_lines_run() {
 
 #[test]
 fn figures_are_those_of_inspect() {
-    let file = Path::new(ROOT).join("tests/fixtures/released_config.json");
+    let file = Path::new(ROOT).join("tests/fixtures/reference/released-config.json");
     let cache = cedra::cli::inspect::Inspection::open(file, Some(1_000_000)).unwrap().cache;
     let text = readme();
     assert!(text.contains(&format!("{} bytes a token", cache.bytes_per_token)));

@@ -14,9 +14,8 @@ FILES = [
     "golden/ckpt_fp8fp4/model.safetensors",
     "golden/ckpt_fp8fp4/tokenizer.json",
     "golden/inputs.safetensors",
-    # A trained tokenizer with the released pre-tokenizer.
+    # What was recorded of the model in models/pocket.
     "pocket/export/config.json",
-    "pocket/export/tokenizer.json",
     "pocket/export/engram_constants.json",
     "pocket/export/expected.json",
     # The release: config, names and shapes, Engram constants.

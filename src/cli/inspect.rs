@@ -492,7 +492,7 @@ mod tests {
     const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 
     fn released(context: usize) -> Inspection {
-        Inspection::open(format!("{FIXTURES}/released_config.json"), Some(context)).unwrap()
+        Inspection::open(format!("{FIXTURES}/reference/released-config.json"), Some(context)).unwrap()
     }
 
     #[test]
@@ -625,7 +625,7 @@ mod tests {
 
     #[test]
     fn contexts_outside_the_model_are_refused() {
-        let path = format!("{FIXTURES}/released_config.json");
+        let path = format!("{FIXTURES}/reference/released-config.json");
         let error = Inspection::open(&path, Some(1_048_577)).unwrap_err();
         assert_eq!(error.to_string(), "context overrun: 1048577 tokens needed, 1048576 allowed");
         let error = Inspection::open(&path, Some(0)).unwrap_err();
