@@ -6,7 +6,7 @@ mod common;
 mod device;
 
 use cedra::checkpoint::Checkpoint;
-use cedra::gpu::{DeviceOptions, Gpu, MemoryKind};
+use cedra::gpu::{DeviceOptions, FeatureUse, Gpu, MemoryKind};
 use cedra::model::{Finish, Model, Options, Sequence};
 use cedra::reference::model::{Model as Twin, Options as TwinOptions};
 use cedra::reference::trace::{Recorded, Trace, Values};
@@ -163,6 +163,26 @@ fn random_models_keep_the_laws() {
             assert_eq!(bytes, expected, "{name} of seed {seed} in chunks of {chunk}: {shape:?}");
         }
     }
+}
+
+/// WebGPU's default limits and no feature at all are enough, and give the same bytes.
+#[test]
+fn the_least_device_gives_the_same_bytes() {
+    let Some(gpu) = gpu() else { return };
+    let least = DeviceOptions { software: true, features: FeatureUse::NONE, default_limits: true };
+    let least = Arc::new(Gpu::new_blocking(&least).unwrap());
+    assert!(!least.supports("index_score", "dot4"));
+    let shape = Shape::odd(Storage::Fp4);
+    let random = random_checkpoint(13, &shape);
+    let checkpoint = random.checkpoint();
+    let tokens = text(shape.vocab, 13, 40);
+    let run = |gpu: &Arc<Gpu>| {
+        let mut sequence = sequence(gpu, &checkpoint, &random.tables, options(64, 16));
+        sequence.append(&tokens, &mut |_| {}).unwrap();
+        let next: Vec<u32> = sequence.generate(&greedy(5)).unwrap().collect::<Result<_, _>>().unwrap();
+        (state(&sequence), next)
+    };
+    assert_eq!(run(&least), run(&gpu));
 }
 
 /// Weights in many small slices, as a device with a low binding limit needs them, give the same bytes; memory is planned for
