@@ -38,7 +38,7 @@ struct ModelArgs {
     /// What runs the model: `auto` takes a GPU where there is one, else the CPU.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
-    /// Prints what was chosen: adapter, features, kernel variants.
+    /// Prints what was chosen: adapter, its features and limits.
     #[arg(short, long)]
     verbose: bool,
 }
