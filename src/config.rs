@@ -175,6 +175,12 @@ impl Config {
         Self::parse(text, Path::new("config.json"))
     }
 
+    /// The first layer of the decoder: the last Full layer, whose entries are the decoder's only global cache. The number of
+    /// layers when none is Full.
+    pub fn decoder(&self) -> usize {
+        self.layers.iter().rposition(|layer| layer.role == Role::Full).unwrap_or(self.layers.len())
+    }
+
     fn parse(text: &str, path: &Path) -> Result<Self> {
         let root: Value = serde_json::from_str(text).map_err(|e| Error::malformed(path, format!("not JSON: {e}")))?;
         let outer = root.as_object().ok_or_else(|| Error::malformed(path, "not a JSON object"))?;

@@ -110,6 +110,66 @@ pub enum Error {
         /// The device's own words.
         message: String,
     },
+    /// A session was read with another model.
+    #[error("session `{session}` was saved with another {part}: found {found}, allowed: {allowed}")]
+    Fingerprint {
+        /// Name of the session.
+        session: String,
+        /// `config`, `weights` or `tokenizer`.
+        part: &'static str,
+        /// Fingerprint in the store.
+        found: String,
+        /// Fingerprint of the model at hand.
+        allowed: String,
+    },
+    /// A session in a store is damaged beyond repair.
+    #[error("session `{session}`: {problem}")]
+    Session {
+        /// Name of the session.
+        session: String,
+        /// What is missing or wrong, and what was expected.
+        problem: String,
+    },
+    /// No session of this name.
+    #[error("no session `{session}` in the store")]
+    NoSession {
+        /// The name asked for.
+        session: String,
+    },
+    /// A session of this name exists already.
+    #[error("session `{session}` exists already")]
+    SessionExists {
+        /// The name asked for.
+        session: String,
+    },
+    /// The session was closed.
+    #[error("the session is closed")]
+    Closed,
+    /// A session was handed to an engine that did not make it.
+    #[error("the session belongs to another engine")]
+    OtherEngine,
+    /// A reading was stopped; the text holds what was read until then.
+    #[error("stopped after {read} of {of} tokens")]
+    Stopped {
+        /// Tokens that were read.
+        read: usize,
+        /// Tokens that were to be read.
+        of: usize,
+    },
+    /// A store failed.
+    #[error("store {store}: {message}")]
+    Store {
+        /// Where the store is.
+        store: String,
+        /// Its own words.
+        message: String,
+    },
+    /// Another process writes to the store.
+    #[error("store {store} is in use by another process")]
+    StoreBusy {
+        /// Where the store is.
+        store: String,
+    },
     /// Something that this build or device cannot do.
     #[error("not supported: {what}")]
     Unsupported {

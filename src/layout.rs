@@ -6,7 +6,6 @@ use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
 use crate::kernels::{
     boundary,
-    cache_append::PageLayout,
     group_rows,
     select::{score_stride, CandidateDims},
 };
@@ -224,7 +223,6 @@ impl Layout {
 
     /// Words of a Full layer's pages.
     pub fn pages(&self, ratio: usize) -> usize {
-        let page = PageLayout { entries: PAGE_TOKENS / ratio, latent_words: self.latent_row, key_words: self.key_row };
-        self.context.div_ceil(PAGE_TOKENS) * page.words()
+        self.context.div_ceil(PAGE_TOKENS) * PAGE_TOKENS / ratio * (self.latent_row + self.key_row)
     }
 }

@@ -10,6 +10,7 @@
 //! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
 //! | [`sampling`] | how a request chooses tokens |
 //! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
+//! | [`reading`] | which rows of a text each layer runs |
 //! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
 //! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
 //! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
@@ -29,6 +30,7 @@ pub mod gpu;
 pub mod kernels;
 pub mod layout;
 pub mod model;
+pub mod reading;
 pub mod reference;
 pub mod sampling;
 pub mod text;

@@ -11,5 +11,8 @@ struct Step {
     temperature: f32, // 0: greedy
     top_p: f32,
     stop_count: u32,  // stop ids to compare with
-    p0: u32, p1: u32, p2: u32, p3: u32, p4: u32, p5: u32,
+    encoder_floor: u32, // layers of the encoder see no window key below this position
+    decoder_floor: u32, // the same for layers of the decoder
+    kept: u32,        // tokens whose groups are in the pages already: entries that end below stay as they are
+    p3: u32, p4: u32, p5: u32,
 }

@@ -63,8 +63,19 @@ pub fn layout() -> Layout {
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 128;
 
-/// Where the entries of a Full layer lie: pages of 128 tokens, one after the other, each its packed latents and then its
-/// packed index keys.
+/// Words at the head of a slab; the first of them is the slab's number.
+pub const SLAB_HEADER: usize = 64;
+/// Pages that a table can hold: a million tokens, 32 KiB.
+pub const TABLE_PAGES: usize = 8192;
+
+/// Where a page lies: the slab's number and the page's place in it, as a table entry (`shared/pages.wgsl`).
+pub fn page_place(slab: usize, index: usize) -> u32 {
+    debug_assert!(slab < 1 << 16 && index < 1 << 16);
+    (slab << 16 | index) as u32
+}
+
+/// Where the entries of a Full layer lie in a page. A page holds 128 tokens of all Full layers, one part a layer: its packed
+/// latents, then its packed index keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageLayout {
     /// Entries a page.
@@ -73,28 +84,35 @@ pub struct PageLayout {
     pub latent_words: usize,
     /// Words of a packed index key.
     pub key_words: usize,
+    /// Word of the page at which the layer's part begins.
+    pub at: usize,
+    /// Words of a page: the parts of all layers.
+    pub page_words: usize,
 }
 
 impl PageLayout {
-    /// Of a layer with an entry per `ratio` tokens, latents of `head_dim` and index keys of `index_dim` channels.
+    /// Of the only layer with pages: an entry per `ratio` tokens, latents of `head_dim` and index keys of `index_dim` channels.
     pub fn new(ratio: usize, head_dim: usize, index_dim: usize) -> Self {
-        Self {
-            entries: PAGE_TOKENS / ratio,
-            latent_words: CacheFormat::Nvfp4.row_words(head_dim),
-            key_words: CacheFormat::Mxfp4.row_words(index_dim),
-        }
+        let (latent_words, key_words) =
+            (CacheFormat::Nvfp4.row_words(head_dim), CacheFormat::Mxfp4.row_words(index_dim));
+        let entries = PAGE_TOKENS / ratio;
+        Self { entries, latent_words, key_words, at: 0, page_words: entries * (latent_words + key_words) }
     }
-    /// Words of a page.
+    /// The same part at another place of a larger page.
+    pub fn within(self, at: usize, page_words: usize) -> Self {
+        Self { at, page_words, ..self }
+    }
+    /// Words of the layer's part.
     pub fn words(&self) -> usize {
         self.entries * (self.latent_words + self.key_words)
     }
-    /// First word of the latent of an entry.
+    /// First word of the latent of an entry, pages lying one after the other.
     pub fn latent(&self, entry: usize) -> usize {
-        entry / self.entries * self.words() + entry % self.entries * self.latent_words
+        entry / self.entries * self.page_words + self.at + entry % self.entries * self.latent_words
     }
-    /// First word of the index key of an entry.
+    /// First word of the index key of an entry, pages lying one after the other.
     pub fn key(&self, entry: usize) -> usize {
-        let keys = entry / self.entries * self.words() + self.entries * self.latent_words;
+        let keys = entry / self.entries * self.page_words + self.at + self.entries * self.latent_words;
         keys + entry % self.entries * self.key_words
     }
 }

@@ -43,12 +43,12 @@ pub struct Step {
     pub top_p: f32,
     /// Stop ids to compare with.
     pub stop_count: u32,
-    /// Reserved.
-    pub p0: u32,
-    /// Reserved.
-    pub p1: u32,
-    /// Reserved.
-    pub p2: u32,
+    /// Layers of the encoder see no window key below this position.
+    pub encoder_floor: u32,
+    /// Layers of the decoder see no window key below this position.
+    pub decoder_floor: u32,
+    /// Tokens whose groups are in the pages already: an entry whose last token lies below stays as it is.
+    pub kept: u32,
     /// Reserved.
     pub p3: u32,
     /// Reserved.
@@ -73,9 +73,9 @@ pub fn layouts() -> Vec<Layout> {
             temperature,
             top_p,
             stop_count,
-            p0,
-            p1,
-            p2,
+            encoder_floor,
+            decoder_floor,
+            kept,
             p3,
             p4,
             p5

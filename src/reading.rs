@@ -1,0 +1,161 @@
+//! Which rows of a text each layer runs when it is read, and when a session is rebuilt (`numerics.md` §11).
+//!
+//! A text's last token is never read ahead: its logits choose the next token, so the step that makes that token reads it,
+//! through all layers. What is planned here are the rows before it.
+
+use crate::config::{Config, Role};
+
+/// How a prompt is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Prefill {
+    /// The encoder reads every token; the decoder the last `sliding_window` tokens of what is appended, and no window key before
+    /// them. Approximate, at half the work.
+    #[default]
+    Bounded,
+    /// As if every layer had run for every token, at the least work that gives exactly that: each layer runs the rows that what
+    /// follows depends on.
+    Exact,
+    /// Every layer runs every token.
+    Full,
+}
+
+/// How the state behind a text is rebuilt when only its global cache was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replay {
+    /// The last `sliding_window` tokens run through all layers, seeing no window key before them. Approximate.
+    #[default]
+    Bounded,
+    /// All rows that the state depends on, through as many layers as it takes: what an exact reading would have left.
+    Exact,
+}
+
+/// What a layer does with rows whose output nobody needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Adds their global entries.
+    Entries,
+    /// Adds their global entries and window keys.
+    Keys,
+}
+
+/// How deep rows go: layers before `whole` run them whole, layer `whole` does a part, if any; the rest does not see them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Depth {
+    /// Layers that run the rows whole.
+    pub whole: usize,
+    /// What layer `whole` does with them.
+    pub part: Option<Part>,
+}
+
+impl Depth {
+    /// Every layer of a model.
+    pub fn all(config: &Config) -> Self {
+        Self { whole: config.layers.len(), part: None }
+    }
+}
+
+/// Rows `start..end` of a text, all of one depth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Position of the first row.
+    pub start: usize,
+    /// Position after the last row.
+    pub end: usize,
+    /// How deep they go.
+    pub depth: Depth,
+}
+
+/// Lowest positions whose window keys may be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Floors {
+    /// By layers of the encoder.
+    pub encoder: usize,
+    /// By layers of the decoder.
+    pub decoder: usize,
+}
+
+/// Rows to run, in order, and the floors that hold while they run and from then on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading {
+    /// Spans that follow each other, none of them empty.
+    pub spans: Vec<Span>,
+    /// The floors.
+    pub floors: Floors,
+}
+
+impl Reading {
+    /// The rows `start..end - 1` of a text of `end` tokens, all of which but the last are read now. `floors` are those so far.
+    pub fn append(config: &Config, prefill: Prefill, floors: Floors, start: usize, end: usize) -> Self {
+        let decoder = config.decoder();
+        let entries = Depth { whole: decoder, part: Some(Part::Entries) };
+        let last = end.saturating_sub(1);
+        let tail = end.saturating_sub(config.sliding_window).max(start);
+        match prefill {
+            _ if decoder == config.layers.len() => Self { spans: whole(config, start, last), floors },
+            Prefill::Full => Self { spans: whole(config, start, last), floors },
+            Prefill::Bounded if tail == start => Self { spans: whole(config, start, last), floors },
+            Prefill::Bounded => {
+                let mut spans = vec![Span { start, end: tail, depth: entries }];
+                spans.extend(whole(config, tail, last));
+                Self { spans, floors: Floors { decoder: tail, ..floors } }
+            }
+            Prefill::Exact => {
+                let mut spans = cone(config, decoder, start, end, end);
+                let first = spans.first().map_or(last, |span| span.start);
+                if start < first {
+                    spans.insert(0, Span { start, end: first, depth: entries });
+                }
+                Self { spans, floors }
+            }
+        }
+    }
+
+    /// The rows of a text of `end` tokens that rebuild what is not kept, all before its last token. Entries of groups that end
+    /// before position `kept`, at most `end`, are in the pages and stay as they are.
+    pub fn replay(config: &Config, replay: Replay, end: usize, kept: usize) -> Self {
+        match replay {
+            Replay::Bounded => {
+                let groups = config.layers.iter().filter(|layer| layer.role == Role::Full);
+                let open = groups.map(|layer| kept / layer.ratio * layer.ratio).min().unwrap_or(end);
+                let start = end.saturating_sub(config.sliding_window).min(open);
+                let spans = whole(config, start, end.saturating_sub(1));
+                Self { spans, floors: Floors { encoder: start, decoder: start } }
+            }
+            Replay::Exact => Self { spans: cone(config, 0, 0, end, kept), floors: Floors::default() },
+        }
+    }
+
+    /// Rows in all.
+    pub fn rows(&self) -> usize {
+        self.spans.iter().map(|span| span.end - span.start).sum()
+    }
+}
+
+/// `start..end` through all layers.
+fn whole(config: &Config, start: usize, end: usize) -> Vec<Span> {
+    if start < end {
+        vec![Span { start, end, depth: Depth::all(config) }]
+    } else {
+        vec![]
+    }
+}
+
+/// The rows from `lowest` on, before the last of `end`, on which that one depends through layers from `first` on. A layer's row
+/// sees `sliding_window - 1` keys before its own, so each layer needs that many rows more than the one above it, and a Full
+/// layer those of the group that is open at `kept`.
+fn cone(config: &Config, first: usize, lowest: usize, end: usize, kept: usize) -> Vec<Span> {
+    let (layers, back) = (config.layers.len(), config.sliding_window - 1);
+    let mut spans = vec![];
+    let mut above = end.saturating_sub(1);
+    for layer in (first..layers).rev() {
+        let plan = &config.layers[layer];
+        let open = if plan.role == Role::Full { kept / plan.ratio * plan.ratio } else { above };
+        let start = above.saturating_sub(back).min(open).max(lowest).min(above);
+        if start < above {
+            let depth = Depth { whole: layer, part: Some(Part::Keys) };
+            spans.insert(0, Span { start, end: above, depth });
+        }
+        above = start;
+    }
+    spans
+}
