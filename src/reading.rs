@@ -3,7 +3,7 @@
 //! A text's last token is never read ahead: its logits choose the next token, so the step that makes that token reads it,
 //! through all layers. What is planned here are the rows before it.
 
-use crate::config::{Config, Role};
+use crate::config::{Config, LayerPlan, Role};
 
 /// How a prompt is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -100,7 +100,7 @@ impl Reading {
                 Self { spans, floors: Floors { decoder: tail, ..floors } }
             }
             Prefill::Exact => {
-                let mut spans = cone(config, decoder, start, end, end);
+                let mut spans = cone(config, decoder, start, end, |_| end);
                 let first = spans.first().map_or(last, |span| span.start);
                 if start < first {
                     spans.insert(0, Span { start, end: first, depth: entries });
@@ -121,7 +121,11 @@ impl Reading {
                 let spans = whole(config, start, end.saturating_sub(1));
                 Self { spans, floors: Floors { encoder: start, decoder: start } }
             }
-            Replay::Exact => Self { spans: cone(config, 0, 0, end, kept), floors: Floors::default() },
+            Replay::Exact => {
+                let open =
+                    |plan: &LayerPlan| if plan.role == Role::Full { kept / plan.ratio * plan.ratio } else { end };
+                Self { spans: cone(config, 0, 0, end, open), floors: Floors::default() }
+            }
         }
     }
 
@@ -141,21 +145,21 @@ fn whole(config: &Config, start: usize, end: usize) -> Vec<Span> {
 }
 
 /// The rows from `lowest` on, before the last of `end`, on which that one depends through layers from `first` on. A layer's row
-/// sees `sliding_window - 1` keys before its own, so each layer needs that many rows more than the one above it, and a Full
-/// layer those of the group that is open at `kept`.
-fn cone(config: &Config, first: usize, lowest: usize, end: usize, kept: usize) -> Vec<Span> {
-    let (layers, back) = (config.layers.len(), config.sliding_window - 1);
+/// sees `sliding_window - 1` keys before its own, so each layer needs that many rows more than the one above it; and a layer
+/// needs the inputs of all rows from `open` on, if that is less, for its entries.
+fn cone(config: &Config, first: usize, lowest: usize, end: usize, open: impl Fn(&LayerPlan) -> usize) -> Vec<Span> {
     let mut spans = vec![];
     let mut above = end.saturating_sub(1);
-    for layer in (first..layers).rev() {
-        let plan = &config.layers[layer];
-        let open = if plan.role == Role::Full { kept / plan.ratio * plan.ratio } else { above };
-        let start = above.saturating_sub(back).min(open).max(lowest).min(above);
-        if start < above {
-            let depth = Depth { whole: layer, part: Some(Part::Keys) };
-            spans.insert(0, Span { start, end: above, depth });
+    for (whole, plan) in config.layers.iter().enumerate().skip(first).rev() {
+        let keys = above.saturating_sub(config.sliding_window - 1).max(lowest).min(above);
+        let start = open(plan).max(lowest).min(keys);
+        for (start, end, part) in [(keys, above, Part::Keys), (start, keys, Part::Entries)] {
+            if start < end {
+                spans.push(Span { start, end, depth: Depth { whole, part: Some(part) } });
+            }
         }
         above = start;
     }
+    spans.reverse();
     spans
 }

@@ -40,6 +40,27 @@ impl Sampling {
     }
 }
 
+/// The generator of random numbers, part of a text's state: generations with the same seed draw one after the other from it,
+/// another seed starts anew. So a text can be left and continued without a difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Generator {
+    /// Its seed.
+    pub seed: u64,
+    /// Tokens drawn so far.
+    pub drawn: u32,
+}
+
+impl Generator {
+    /// The generator of the next generation: this one, or a new one when the seed is another.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        match seed == self.seed {
+            true => self,
+            false => Self { seed, drawn: 0 },
+        }
+    }
+}
+
 /// What one generation is asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {

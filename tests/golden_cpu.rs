@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use cedra::checkpoint::Checkpoint;
 use cedra::formats::CacheFormat;
+use cedra::reading::{Depth, Prefill, Reading};
 use cedra::reference::math::Matrix;
 use cedra::reference::model::{LogitRows, Model, Options};
 use cedra::reference::sample::greedy;
@@ -142,6 +143,67 @@ fn recorded_greedy_text() {
         assert_eq!(token as i64, expected, "step {step}");
         logits = model.forward(&mut state, &[token], LogitRows::Last, None).unwrap();
     }
+}
+
+/// Logits of the rows that a bounded reading runs through all layers, the waiting last one among them, and their floor.
+fn bounded_rows(model: &Model, tokens: &[u32]) -> (usize, Matrix) {
+    let (c, mut state, mut logits) = (&model.config, model.state(), vec![]);
+    let reading = Reading::append(c, Prefill::Bounded, state.floors, 0, tokens.len());
+    state.floors = reading.floors;
+    for span in &reading.spans {
+        let part = &tokens[span.start..span.end];
+        match span.depth == Depth::all(c) {
+            true => logits.extend(model.forward(&mut state, part, LogitRows::All, None).unwrap()),
+            false => model.read(&mut state, part, span.depth).unwrap(),
+        }
+    }
+    logits.extend(model.forward(&mut state, &tokens[tokens.len() - 1..], LogitRows::All, None).unwrap());
+    (state.floors.decoder, Matrix::stack(c.vocab_size, logits))
+}
+
+/// A bounded reading against the record of one in which the decoder's window keys before the floor were hidden.
+fn check_bounded(what: &str, model: &Model, tokens: &[u32], record: &Path) -> (Matrix, Matrix) {
+    let record = golden::read(record);
+    let (floor, ours) = bounded_rows(model, tokens);
+    assert_eq!(floor as i64, whole(&record["floor"])[0]);
+    let theirs = rows(&record["logits_tail"]);
+    assert_eq!((ours.rows, ours.cols), (theirs.rows, theirs.cols));
+    println!("{what}, bounded: logits within {:.1e}", golden::max_difference(&ours.data, &theirs.data));
+    (ours, theirs)
+}
+
+#[test]
+fn the_fixture_read_bounded() {
+    let (model, tokens) = recorded(&fixture("golden"), "ckpt_fp8fp4", false);
+    let (ours, theirs) = check_bounded("fixture", &model, &tokens, &fixture("golden/bounded.safetensors"));
+    assert!(golden::max_difference(&ours.data, &theirs.data) < 2e-4);
+    // The record tells a floor from none.
+    let logits = model.forward(&mut model.state(), &tokens, LogitRows::All, None).unwrap();
+    let full = Matrix::stack(theirs.cols, logits[tokens.len() - theirs.rows..].to_vec());
+    assert!(golden::max_difference(&full.data, &theirs.data) > 0.1);
+}
+
+#[test]
+fn recorded_bounded_readings() {
+    let Some(root) = shared("golden") else { return };
+    let (model, tokens) = recorded(&root, "ckpt_f32", false);
+    let (ours, theirs) =
+        check_bounded("f32_noquant", &model, &tokens, &root.join("f32_noquant/bounded_replay.safetensors"));
+    assert!(golden::max_difference(&ours.data, &theirs.data) < 2e-4);
+    let full = rows(&golden::read(&root.join("f32_noquant/bounded_replay.safetensors"))["logits_tail_full_prefill"]);
+    assert!(golden::max_difference(&full.data, &theirs.data) > 0.1, "the record tells a floor from none");
+
+    // With quantised caches the end is a statistic, as in `quantised_end_to_end_statistics`.
+    let (model, tokens) = recorded(&root, "ckpt_f32", true);
+    let (ours, theirs) =
+        check_bounded("f32_quant", &model, &tokens, &root.join("f32_quant/bounded_replay.safetensors"));
+    let share = |same: &dyn Fn(&[f32], &[f32]) -> bool| {
+        ours.iter().zip(theirs.iter()).filter(|(a, b)| same(a, b)).count() as f64 / ours.rows as f64
+    };
+    let within = share(&|a, b| golden::max_difference(a, b) < 0.1);
+    let (argmax, cosine) = (share(&|a, b| greedy(a) == greedy(b)), cosine(&ours.data, &theirs.data));
+    println!("f32_quant, bounded: {within:.3} of rows within 0.1, argmax {argmax:.3}, cosine {cosine:.4}");
+    assert!(within >= 0.6 && argmax >= 0.95 && cosine >= 0.99);
 }
 
 #[test]

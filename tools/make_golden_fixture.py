@@ -3,20 +3,25 @@
 
     python3 tools/make_golden_fixture.py GOLDEN
 
-A forward is causal, so the first rows of a record are a record of the first tokens. Three files, tensors named
+A forward is causal, so the first rows of a record are a record of the first tokens. Four files, the tensors of a record named
 `layer_NN.<name>` and `top.<name>`:
 
 * record_noquant.safetensors: every layer's output and choices, and the logits, without cache quantisation (end to end);
 * record_quant.safetensors: outputs and choices of the layers up to the first Reindex after the candidate source, with
   cache quantisation (layer by layer);
-* quantisers.safetensors: values before and after each cache format.
+* quantisers.safetensors: values before and after each cache format;
+* bounded.safetensors: logits of the last rows when the decoder sees no window key before them, without cache quantisation.
+  GOLDEN has this record for another checkpoint only (golden/ckpt_f32): tools/numpy_reference.py makes this one, once it has
+  made that one again.
 
-The checkpoint they belong to is golden/ckpt_fp8fp4. Needs nothing but Python.
+The checkpoint they belong to is golden/ckpt_fp8fp4. Needs numpy for the last file.
 """
+import array
 import json
 import os
 import struct
 import sys
+from pathlib import Path
 
 ROWS = 40
 QUANT_LAYERS = 9
@@ -78,6 +83,31 @@ def record(folder, layers, ratios, logits):
     return out
 
 
+def bounded(golden, checkpoint):
+    """Floor and logits of the rows from there on, of the whole recorded text."""
+    from numpy_reference import Model
+
+    tokens = array.array("q", read(f"{golden}/inputs.safetensors")["tokens"][2]).tolist()
+    model = Model(Path(golden) / checkpoint, cache_quant=False)
+    model.decoder_floor = floor = len(tokens) - model.config["sliding_window"]
+    return floor, model.forward(tokens)[floor:]
+
+
+def bounded_record(golden):
+    known = read(f"{golden}/f32_noquant/bounded_replay.safetensors")
+    floor, logits = bounded(golden, "ckpt_f32")
+    recorded = array.array("f", known["logits_tail"][2])
+    assert floor == array.array("q", known["floor"][2])[0]
+    worst = max(abs(a - b) for a, b in zip(logits.ravel().tolist(), recorded, strict=True))
+    print(f"bounded, ckpt_f32: numpy within {worst:.1e} of the record")
+    assert worst < 2e-4
+    floor, logits = bounded(golden, "ckpt_fp8fp4")
+    return {
+        "floor": ("I64", [1], struct.pack("<q", floor)),
+        "logits_tail": ("F32", list(logits.shape), logits.astype("<f4").tobytes()),
+    }
+
+
 def main():
     golden = sys.argv[1]
     config = json.load(open(f"{golden}/ckpt_fp8fp4/config.json"))["text_config"]
@@ -90,6 +120,7 @@ def main():
         for name in [n + end for n in names for end in ("_prequant", "")]:
             pairs[f"layer_{layer:02d}.{name}"] = first(tensors[name], 8)
     write(f"{TARGET}/quantisers.safetensors", pairs)
+    write(f"{TARGET}/bounded.safetensors", bounded_record(golden))
 
 
 main()

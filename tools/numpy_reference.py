@@ -229,6 +229,7 @@ class Model:
         self.config = self.config.get("text_config", self.config)
         self.weights = load(folder)
         self.cache_quant = cache_quant
+        self.decoder_floor = 0  # layers from the last KV source on see no window key before this position
         self.eps = self.config["rms_norm_eps"]
         self.engram_layers = self.config.get("engram_layer_ids") or []
         if self.engram_layers:
@@ -321,6 +322,8 @@ class Model:
         keys = self.cached(keys, "fp8")
         age = positions[:, None] - positions
         seen = (age >= 0) & (age < config["sliding_window"])
+        if layer >= max(config["kv_source_layer_ids"], default=config["num_hidden_layers"]):
+            seen &= positions >= self.decoder_floor
         if ratio:
             if layer in config["kv_source_layer_ids"]:
                 entries = count // ratio

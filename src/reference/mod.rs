@@ -10,11 +10,13 @@ pub mod experts_down;
 pub mod experts_up;
 pub mod group_rows;
 pub mod index_score;
+pub mod latent_gather;
 pub mod linear;
 pub mod math;
 pub mod model;
 #[doc(hidden)]
 pub mod mutation;
+pub mod replay;
 pub mod ring_commit;
 pub mod rope;
 pub mod route;

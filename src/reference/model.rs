@@ -2,11 +2,13 @@
 //!
 //! A forward takes a chunk of tokens of any size and continues a [`State`]; a decode step is a chunk of one. Every row is
 //! computed from its own data in an order that does not depend on the chunk, so that the cut makes no difference to a bit.
+//! [`Model::append`] and [`Model::rebuild`] run the rows that [`crate::reading`] plans, each as deep as it says.
 
 use super::boundary::{self, Mix, MixShape, MixWeights};
 use super::engram_gather::{self, BEFORE_TEXT};
 use super::math::{add, rms_norm, Matrix};
 use super::mutation::Mutation;
+use super::sequence::check_tokens;
 use super::trace::{Trace, Values};
 use super::weights::{Compressor, Indexer, Layer, Weights};
 use super::{
@@ -16,8 +18,12 @@ use super::{
 use crate::checkpoint::Checkpoint;
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
+use crate::reading::{Depth, Floors, Part, Prefill, Reading, Replay};
 use crate::text::NgramTables;
-use crate::{Error, Result};
+use crate::Result;
+
+/// Rows of one chunk of a reading: between two chunks progress is told.
+const CHUNK: usize = 64;
 
 /// How to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +76,21 @@ pub struct State {
     pub rings: Vec<Matrix>,
     /// The global cache, for Full layers.
     pub globals: Vec<Option<Global>>,
+    /// Lowest positions whose window keys may be seen.
+    pub floors: Floors,
+    /// Entries of groups that end before this position are there and stay as they are.
+    pub kept: usize,
+    /// Rows that each layer has run for the text so far, those of earlier states of it included.
+    pub ran: Vec<Ran>,
+}
+
+/// Rows that a layer has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ran {
+    /// From end to end.
+    pub whole: usize,
+    /// Only for what they add to the caches.
+    pub part: usize,
 }
 
 /// What a Full layer adds to the global cache.
@@ -118,9 +139,12 @@ impl Model {
         };
         State {
             position: 0,
-            history: vec![BEFORE_TEXT; c.engram.as_ref().map_or(0, |e| e.max_ngram_size - 1)],
+            history: self.history(&[]),
             rings: c.layers.iter().map(|_| unwritten(c.sliding_window, c.head_dim)).collect(),
             globals: c.layers.iter().map(global).collect(),
+            floors: Floors::default(),
+            kept: 0,
+            ran: vec![Ran::default(); c.layers.len()],
         }
     }
 
@@ -137,16 +161,99 @@ impl Model {
     ) -> Result<Vec<Vec<f32>>> {
         let mut off = Trace::off();
         let trace = trace.unwrap_or(&mut off);
+        let rows = self.rows(state, tokens, Depth::all(&self.config), trace)?;
+        Ok(self.head(&rows, logits, trace))
+    }
+
+    /// Runs the next tokens of a text as deep as `depth` says.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn read(&self, state: &mut State, tokens: &[u32], depth: Depth) -> Result<()> {
+        self.rows(state, tokens, depth, &mut Trace::off()).map(drop)
+    }
+
+    /// Reads the next tokens of a text, all but the last: that one is read by the step that makes the token after it. `progress`
+    /// hears how many are done.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn append(
+        &self,
+        state: &mut State,
+        tokens: &[u32],
+        prefill: Prefill,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<()> {
+        let (c, start) = (&self.config, state.position);
+        check_tokens(tokens, c.vocab_size, start, c.max_position_embeddings)?;
+        let reading = Reading::append(c, prefill, state.floors, start, start + tokens.len());
+        state.floors = reading.floors;
+        for span in &reading.spans {
+            for chunk in tokens[span.start - start..span.end - start].chunks(CHUNK) {
+                self.read(state, chunk, span.depth)?;
+                progress(state.position - start);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the state behind `text`, whose last token waits to be read, from the entries of `state` that end before position
+    /// `kept`. Nothing else of `state` is used.
+    ///
+    /// # Errors
+    /// As [`Model::forward`], but that `text` may be empty.
+    ///
+    /// # Panics
+    /// When `kept` goes beyond the text or the entries.
+    pub fn rebuild(&self, state: &mut State, text: &[u32], kept: usize, replay: Replay) -> Result<()> {
+        let c = &self.config;
+        if !text.is_empty() {
+            check_tokens(text, c.vocab_size, 0, c.max_position_embeddings)?;
+        }
+        assert!(kept <= text.len(), "{kept} tokens kept of {}", text.len());
+        let reading = Reading::replay(c, replay, text.len(), kept);
+        let old = std::mem::replace(state, self.state());
+        for (plan, (new, old)) in c.layers.iter().zip(state.globals.iter_mut().zip(old.globals)) {
+            if let (Some(new), Some(old)) = (new, old) {
+                (new.entries, new.keys) = (old.entries, old.keys);
+                truncate(&mut new.entries, kept / plan.ratio);
+                truncate(&mut new.keys, kept / plan.ratio);
+            }
+        }
+        (state.floors, state.kept, state.ran) = (reading.floors, kept, old.ran);
+        let start = reading.spans.first().map_or(text.len().saturating_sub(1), |span| span.start);
+        state.position = start;
+        state.history = self.history(&text[..start]);
+        for span in &reading.spans {
+            for chunk in text[span.start..span.end].chunks(CHUNK) {
+                self.read(state, chunk, span.depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of the next tokens after the layers that `depth` names. The state moves on.
+    fn rows(&self, state: &mut State, tokens: &[u32], depth: Depth, trace: &mut Trace) -> Result<Rows> {
         let mut rows = self.embed(state, tokens, trace)?;
-        for index in 0..self.config.layers.len() {
+        for index in 0..depth.whole {
             self.layer(index, state, &mut rows, trace);
+        }
+        if let Some(part) = depth.part {
+            self.part(depth.whole, part, state, &mut rows);
         }
         for &token in &tokens[tokens.len().saturating_sub(state.history.len())..] {
             state.history.rotate_right(1);
             state.history[0] = token;
         }
         state.position += tokens.len();
-        Ok(self.head(&rows, logits, trace))
+        Ok(rows)
+    }
+
+    /// The newest N - 1 raw ids of a text, newest first.
+    pub(super) fn history(&self, text: &[u32]) -> Vec<u32> {
+        let length = self.config.engram.as_ref().map_or(0, |e| e.max_ngram_size - 1);
+        text.iter().rev().copied().chain(std::iter::repeat(BEFORE_TEXT)).take(length).collect()
     }
 
     /// The rows of the next tokens before the first layer.
@@ -155,22 +262,19 @@ impl Model {
     /// As [`Model::forward`].
     pub fn embed(&self, state: &State, tokens: &[u32], trace: &mut Trace) -> Result<Rows> {
         let c = &self.config;
-        let needed = state.position + tokens.len();
-        if tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if let Some(&id) = tokens.iter().find(|&&id| id as usize >= c.vocab_size) {
-            return Err(Error::TokenId { id, vocabulary: c.vocab_size });
-        }
-        if needed > c.max_position_embeddings {
-            return Err(Error::Context { needed, allowed: c.max_position_embeddings });
-        }
+        check_tokens(tokens, c.vocab_size, state.position, c.max_position_embeddings)?;
+        Ok(self.embedded(&state.history, tokens, trace))
+    }
+
+    /// [`Model::embed`] of tokens that follow `history`.
+    pub(super) fn embedded(&self, history: &[u32], tokens: &[u32], trace: &mut Trace) -> Rows {
+        let c = &self.config;
         let (n, h, t) = (c.hc_mult, c.hidden_size, tokens.len());
         let embedded = Matrix::stack(h, tokens.iter().map(|&id| self.weights.embed.row(id as usize).to_vec()));
         trace.enter(None);
         trace.record("embeddings", &[1, t, h], &embedded.data);
         let hashes: Vec<Vec<Vec<u32>>> = (0..c.engram.as_ref().map_or(0, |e| e.layer_ids.len()))
-            .map(|slot| (0..t).map(|t| self.hash(slot, &state.history, &tokens[..=t])).collect())
+            .map(|slot| (0..t).map(|t| self.hash(slot, history, &tokens[..=t])).collect())
             .collect();
         if let Some(engram) = &c.engram {
             trace.put("engram_hash_ids", &[1, t, hashes.len(), engram.rows_per_token()], || {
@@ -179,13 +283,13 @@ impl Model {
                 )
             });
         }
-        Ok(Rows {
+        Rows {
             streams: embedded.map_rows(n * h, |_, row| embed::embed(row, n)),
             pre: Matrix::stack(n, (0..t).map(|_| boundary::first_pre(n))),
             hashes,
             selection: vec![vec![]; t],
             candidates: vec![vec![]; t],
-        })
+        }
     }
 
     /// Table rows of the last token of `tokens`, which follow `history`.
@@ -199,6 +303,44 @@ impl Model {
     /// One layer: reads and writes its part of the state, and the rows in flight. `state.position` is the position of the
     /// first row, and stays.
     pub fn layer(&self, index: usize, state: &mut State, rows: &mut Rows, trace: &mut Trace) {
+        state.ran[index].whole += rows.streams.rows;
+        self.sublayers(index, rows, trace, |x, rows, trace| self.attention(index, x, state, rows, trace));
+    }
+
+    /// What a layer does with rows whose output nobody needs. The rows in flight end here.
+    fn part(&self, index: usize, part: Part, state: &mut State, rows: &mut Rows) {
+        let (plan, w, off) = (&self.config.layers[index], &self.weights.layers[index], &mut Trace::off());
+        let (first, freqs) = (state.position, rope::frequencies(&self.config, plan.ratio > 0));
+        state.ran[index].part += rows.streams.rows;
+        let x = self.attention_input(index, rows, off);
+        if let (Some(w), Some(global)) = (&w.compressor, &mut state.globals[index]) {
+            self.compress(plan, w, &x, first, state.kept, &freqs, global, off);
+        }
+        if part == Part::Keys {
+            let keys = self.window_keys(w, &x, first, &freqs, off);
+            ring_commit::commit(&mut state.rings[index].data, &keys.data, keys.cols, first);
+        }
+    }
+
+    /// The normed input (T, h) of a layer's attention when no mix of its own is needed: the Engram, then the collapse with
+    /// the carried `pre`.
+    pub(super) fn attention_input(&self, index: usize, rows: &mut Rows, trace: &mut Trace) -> Matrix {
+        let (c, w) = (&self.config, &self.weights.layers[index]);
+        if let Some(slot) = c.layers[index].engram {
+            self.engram(w, slot, rows, trace);
+        }
+        collapse(&rows.streams, &rows.pre, c.hidden_size)
+            .map_rows(c.hidden_size, |_, x| rms_norm(x, &w.attn_norm, c.rms_norm_eps))
+    }
+
+    /// A layer around its attention, which makes (T, h) of its normed input (T, h).
+    pub(super) fn sublayers(
+        &self,
+        index: usize,
+        rows: &mut Rows,
+        trace: &mut Trace,
+        attention: impl FnOnce(&Matrix, &mut Rows, &mut Trace) -> Matrix,
+    ) {
         let (c, plan, w) = (&self.config, &self.config.layers[index], &self.weights.layers[index]);
         let (t, n, h) = (rows.streams.rows, c.hc_mult, c.hidden_size);
         trace.enter(Some(index));
@@ -214,7 +356,7 @@ impl Model {
         let x = collapsed.map_rows(h, |_, x| rms_norm(x, &w.attn_norm, c.rms_norm_eps));
         trace.record("attn_collapsed", &[1, t, h], &collapsed.data);
         trace.record("attn_in", &[1, t, h], &x.data);
-        let y = self.attention(plan, w, &x, state, rows, trace);
+        let y = attention(&x, rows, trace);
         trace.record("attn_out", &[1, t, h], &y.data);
         rows.streams = expand(&rows.streams, &y, &mixes);
         trace.record("streams_mid", &[1, t, n, h], &rows.streams.data);
@@ -268,46 +410,15 @@ impl Model {
         mixes
     }
 
-    /// Attention (`numerics.md` §4 to §6).
-    fn attention(
-        &self,
-        plan: &LayerPlan,
-        w: &Layer,
-        x: &Matrix,
-        state: &mut State,
-        rows: &mut Rows,
-        trace: &mut Trace,
-    ) -> Matrix {
-        let (c, eps) = (&self.config, self.config.rms_norm_eps);
-        let (t, d, heads) = (x.rows, c.head_dim, c.num_attention_heads);
-        let (first, window) = (state.position, c.sliding_window);
+    /// Attention (`numerics.md` §4 to §6) on a state's caches.
+    fn attention(&self, index: usize, x: &Matrix, state: &mut State, rows: &mut Rows, trace: &mut Trace) -> Matrix {
+        let (c, plan, w) = (&self.config, &self.config.layers[index], &self.weights.layers[index]);
+        let (t, d, first, window) = (x.rows, c.head_dim, state.position, c.sliding_window);
         let freqs = rope::frequencies(c, plan.ratio > 0);
-
-        let latent = w.wq_a.apply(x);
-        let q_latent = match self.slips(Mutation::NoQueryNorm) {
-            true => latent,
-            false => latent.map_rows(c.q_lora_rank, |_, q| rms_norm(q, &w.q_norm, eps)),
-        };
-        trace.record("q_latent", &[1, t, c.q_lora_rank], &q_latent.data);
-        let mut q = w.wq_b.apply(&q_latent);
-        trace.record("q_prerope", &[1, t, heads * d], &q.data);
-        if self.slips(Mutation::QueryNormPerHead) {
-            q.data.chunks_exact_mut(d).for_each(|head| head.copy_from_slice(&rms_norm(head, &vec![1.0; d], eps)));
-        }
-        for i in 0..t {
-            rope::rotate_heads(q.row_mut(i), d, (first + i) as u32, &freqs, false);
-        }
-
-        let window_keys = w.wkv.apply(x).map_rows(d, |i, kv| match self.slips(Mutation::NoWindowKeyNorm) {
-            true => cache_append::entry(kv, (first + i) as u32, &freqs),
-            false => cache_append::window_key(kv, &w.kv_norm, eps, (first + i) as u32, &freqs),
-        });
-        trace.record("swa_kv_prequant", &[1, t, d], &window_keys.data);
-        let window_keys = self.quantise(CacheFormat::Fp8, window_keys);
-        trace.record("swa_kv", &[1, t, d], &window_keys.data);
-
-        if let (Some(w), Some(global)) = (&w.compressor, &mut state.globals[plan.index]) {
-            self.compress(plan, w, x, first, &freqs, global, trace);
+        let (q_latent, q) = self.queries(w, x, first, &freqs, trace);
+        let window_keys = self.window_keys(w, x, first, &freqs, trace);
+        if let (Some(w), Some(global)) = (&w.compressor, &mut state.globals[index]) {
+            self.compress(plan, w, x, first, state.kept, &freqs, global, trace);
         }
         let none = Matrix::new(0, d, vec![]);
         let global = plan.kv_source.filter(|_| plan.ratio > 0).and_then(|source| state.globals[source].as_ref());
@@ -328,33 +439,90 @@ impl Model {
             });
         }
 
-        let ring = &state.rings[plan.index];
-        let mut attended = q.map_rows(heads * d, |i, q| {
+        let floor = if index < c.decoder() { state.floors.encoder } else { state.floors.decoder };
+        let ring = &state.rings[index];
+        let keys = |i: usize| {
             let position = first + i;
-            let mut keys: Vec<&[f32]> = ((position + 1).saturating_sub(window)..=position)
+            let mut keys: Vec<&[f32]> = ((position + 1).saturating_sub(window).max(floor)..=position)
                 .map(|s| if s < first { ring.row(s % window) } else { window_keys.row(s - first) })
                 .collect();
             if plan.ratio > 0 {
                 keys.extend(rows.selection[i].iter().map(|&entry| entries.row(entry as usize)));
             }
-            attend::attend(q, &keys, &w.sink, (d as f64).powf(-0.5) as f32)
+            keys
+        };
+        let y = self.attended(w, &q, first, &freqs, keys, trace);
+        ring_commit::commit(&mut state.rings[index].data, &window_keys.data, d, first);
+        y
+    }
+
+    /// The normed query latents (T, r_q) and the rotated queries (T, H, D) of rows from position `first`.
+    pub(super) fn queries(
+        &self,
+        w: &Layer,
+        x: &Matrix,
+        first: usize,
+        freqs: &[f32],
+        trace: &mut Trace,
+    ) -> (Matrix, Matrix) {
+        let (c, eps, t, d) = (&self.config, self.config.rms_norm_eps, x.rows, self.config.head_dim);
+        let latent = w.wq_a.apply(x);
+        let q_latent = match self.slips(Mutation::NoQueryNorm) {
+            true => latent,
+            false => latent.map_rows(c.q_lora_rank, |_, q| rms_norm(q, &w.q_norm, eps)),
+        };
+        trace.record("q_latent", &[1, t, c.q_lora_rank], &q_latent.data);
+        let mut q = w.wq_b.apply(&q_latent);
+        trace.record("q_prerope", &[1, t, c.num_attention_heads * d], &q.data);
+        if self.slips(Mutation::QueryNormPerHead) {
+            q.data.chunks_exact_mut(d).for_each(|head| head.copy_from_slice(&rms_norm(head, &vec![1.0; d], eps)));
+        }
+        for i in 0..t {
+            rope::rotate_heads(q.row_mut(i), d, (first + i) as u32, freqs, false);
+        }
+        (q_latent, q)
+    }
+
+    /// The window keys (T, D) of rows from position `first`.
+    pub(super) fn window_keys(&self, w: &Layer, x: &Matrix, first: usize, freqs: &[f32], trace: &mut Trace) -> Matrix {
+        let (eps, t, d) = (self.config.rms_norm_eps, x.rows, self.config.head_dim);
+        let keys = w.wkv.apply(x).map_rows(d, |i, kv| match self.slips(Mutation::NoWindowKeyNorm) {
+            true => cache_append::entry(kv, (first + i) as u32, freqs),
+            false => cache_append::window_key(kv, &w.kv_norm, eps, (first + i) as u32, freqs),
         });
+        trace.record("swa_kv_prequant", &[1, t, d], &keys.data);
+        let keys = self.quantise(CacheFormat::Fp8, keys);
+        trace.record("swa_kv", &[1, t, d], &keys.data);
+        keys
+    }
+
+    /// The output (T, h) of queries that attend to the keys which `keys` names for each row.
+    pub(super) fn attended<'k>(
+        &self,
+        w: &Layer,
+        q: &Matrix,
+        first: usize,
+        freqs: &[f32],
+        keys: impl Fn(usize) -> Vec<&'k [f32]>,
+        trace: &mut Trace,
+    ) -> Matrix {
+        let (c, t, d, heads) = (&self.config, q.rows, self.config.head_dim, self.config.num_attention_heads);
+        let scale = (d as f64).powf(-0.5) as f32;
+        let mut attended = q.map_rows(heads * d, |i, q| attend::attend(q, &keys(i), &w.sink, scale));
         trace.record("attended", &[1, t, heads, d], &attended.data);
         if !self.slips(Mutation::NoInverseRope) {
             for i in 0..t {
-                rope::rotate_heads(attended.row_mut(i), d, (first + i) as u32, &freqs, true);
+                rope::rotate_heads(attended.row_mut(i), d, (first + i) as u32, freqs, true);
             }
         }
         trace.record("attended_derope", &[1, t, c.o_groups, heads / c.o_groups * d], &attended.data);
-        ring_commit::commit(&mut state.rings[plan.index].data, &window_keys.data, d, first);
-
         let u = attended.map_rows(c.o_groups * c.o_lora_rank, |_, o| linear::grouped(&w.wo_a, o, c.o_groups));
         trace.record("wo_a_out", &[1, t, c.o_groups, c.o_lora_rank], &u.data);
         w.wo_b.apply(&u)
     }
 
-    /// Adds the groups that the rows complete to a Full layer's global cache, and keeps what an incomplete one needs
-    /// (`numerics.md` §5, §6).
+    /// Adds the groups that the rows complete to a Full layer's global cache, but for those that end before position `kept`,
+    /// and keeps what an incomplete one needs (`numerics.md` §5, §6).
     #[allow(clippy::too_many_arguments)] // one Full layer's whole surroundings
     fn compress(
         &self,
@@ -362,6 +530,7 @@ impl Model {
         w: &Compressor,
         x: &Matrix,
         first: usize,
+        kept: usize,
         freqs: &[f32],
         global: &mut Global,
         trace: &mut Trace,
@@ -372,7 +541,7 @@ impl Model {
         let gates = w.wgate.as_ref().map(|wgate| wgate.apply(x));
         let end = first + x.rows;
         // Groups that end among the rows; their tokens lie in the remainder and in the rows.
-        let groups = first / ratio..end / ratio;
+        let groups = (first / ratio).max(kept / ratio)..end / ratio;
         let pooled = groups.clone().map(|group| {
             let Some(gates) = &gates else { return values.row(group - first).to_vec() };
             let member = |s: usize| match s < first {
@@ -385,9 +554,9 @@ impl Model {
         let latents = Matrix::stack(d, pooled.map(|pooled| cache_append::latent(&pooled, &w.norm, eps)));
         if let Some(gates) = &gates {
             for s in (first..end).filter(|s| (s + 1) % ratio != 0) {
-                let kept = global.remainder.row_mut(s % ratio);
-                kept[..d].copy_from_slice(values.row(s - first));
-                kept[d..].copy_from_slice(gates.row(s - first));
+                let held = global.remainder.row_mut(s % ratio);
+                held[..d].copy_from_slice(values.row(s - first));
+                held[d..].copy_from_slice(gates.row(s - first));
             }
         }
 
@@ -419,7 +588,7 @@ impl Model {
     /// Chooses the entries that each row attends to, and at the candidate source the blocks that later layers may choose
     /// from (`numerics.md` §6).
     #[allow(clippy::too_many_arguments)] // one index source's whole surroundings
-    fn choose(
+    pub(super) fn choose(
         &self,
         plan: &LayerPlan,
         w: &Indexer,
@@ -562,7 +731,7 @@ impl Model {
     }
 
     /// Logits (`numerics.md` §10).
-    fn head(&self, rows: &Rows, logits: LogitRows, trace: &mut Trace) -> Vec<Vec<f32>> {
+    pub(super) fn head(&self, rows: &Rows, logits: LogitRows, trace: &mut Trace) -> Vec<Vec<f32>> {
         let c = &self.config;
         let (t, h) = (rows.streams.rows, c.hidden_size);
         if logits == LogitRows::None {
@@ -582,7 +751,7 @@ impl Model {
         logits.iter().map(<[f32]>::to_vec).collect()
     }
 
-    fn quantise(&self, format: CacheFormat, rows: Matrix) -> Matrix {
+    pub(super) fn quantise(&self, format: CacheFormat, rows: Matrix) -> Matrix {
         match self.options.cache_quant {
             true => rows.map_rows(rows.cols, |_, row| format.round_trip(row)),
             false => rows,
@@ -609,4 +778,10 @@ fn expand(streams: &Matrix, y: &Matrix, mixes: &[Mix]) -> Matrix {
 fn append(to: &mut Matrix, rows: Matrix) {
     to.rows += rows.rows;
     to.data.extend(rows.data);
+}
+
+fn truncate(to: &mut Matrix, rows: usize) {
+    assert!(rows <= to.rows, "{rows} entries kept of {}", to.rows);
+    to.rows = rows;
+    to.data.truncate(rows * to.cols);
 }
