@@ -199,12 +199,11 @@ fn check_conventions(shader: &Reflected) -> Result<(), String> {
         let expected = match (binding.kind, binding.name.as_str()) {
             ("Uniform", "params") => binding.binding == 0,
             ("Uniform", "step") => binding.binding == 1,
-            ("Uniform", name) => return Err(format!("uniform `{name}`: only `params` and `step` are uniforms")),
             _ => binding.binding >= 2,
         };
         if !expected {
             return Err(format!(
-                "`{}` is at binding {}; `params` is 0, `step` 1, storage buffers follow from 2",
+                "`{}` is at binding {}; `params` is 0, `step` 1, all others follow from 2",
                 binding.name, binding.binding
             ));
         }

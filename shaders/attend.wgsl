@@ -7,12 +7,14 @@
 // key; for the values an invocation owns a pair of channels. So tiles and sums depend on nothing but the row, and a head's
 // result is the same bits for every HEADS. Grid: (rows, ceil(H / HEADS)).
 //
+// A row sees the W positions up to its own, but none below the floor that the step has for the layer's half of the model.
+//
 // 2 up         (T, up_stride)    raw queries (H, D) at query_at
 // 3 ring       (W, row words)    packed FP8 window keys, slot position % W: positions before the step, or a single row's own
 // 4 chunk      (T, row words)    packed FP8 window keys of the step, by row, when it has several
 // 5 constants  frequencies (d_r / 2) | sink logits (H)
 // 6 attended   (T, out_stride)   group g of H / G heads starts at g * group_stride
-// 7 pages      pages of page_words, each opening with (page_entries, row words) packed NVFP4 latents
+// 7 latents    (T, topk, row words)  packed NVFP4 latents of the selected entries
 // 8 selection  (T, 1 + topk)     count, ascending entries
 #import step
 #import rope
@@ -28,8 +30,7 @@ struct Params {
     group_stride: u32,
     out_stride: u32,
     topk: u32,
-    page_entries: u32,
-    page_words: u32,
+    decoder: u32,       // 1: step.decoder_floor holds; 0: step.encoder_floor
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -40,7 +41,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read> constants: array<f32>;
 @group(0) @binding(6) var<storage, read_write> attended: array<f32>;
 #ifdef GLOBAL
-@group(0) @binding(7) var<storage, read> pages: array<u32>;
+@group(0) @binding(7) var<storage, read> latents: array<u32>;
 @group(0) @binding(8) var<storage, read> selection: array<u32>;
 #endif
 
@@ -137,15 +138,11 @@ fn latent_words() -> u32 {
     return (D + 7u) / 8u + (D + 63u) / 64u;
 }
 
-fn entry_place(entry: u32) -> u32 {
-    return entry / params.page_entries * params.page_words + entry % params.page_entries * latent_words();
-}
-
 fn score_entry(slice: u32, place: u32) {
     let codes = (D + 7u) / 8u;
     for (var w = slice; w < codes; w += SLICES) {
-        let word = pages[place + w];
-        let scales = pages[place + codes + w / 8u];
+        let word = latents[place + w];
+        let scales = latents[place + codes + w / 8u];
         var sums = array<f32, HEADS>();
         add_scores(2u * w, e2m1x4(word), &sums);
         add_scores(2u * w + 1u, e2m1x4(word >> 16u), &sums);
@@ -158,8 +155,8 @@ fn entry_value(k: u32, keys: u32, pair: u32) -> vec2<f32> {
         return vec2<f32>(0.0);
     }
     let place = places[k];
-    let codes = pages[place + pair / 4u];
-    let scales = pages[place + (D + 7u) / 8u + pair / 32u];
+    let codes = latents[place + pair / 4u];
+    let scales = latents[place + (D + 7u) / 8u + pair / 32u];
     return e2m1x4(codes >> (pair % 4u * 8u)).xy * e4m3x4(scales >> (pair / 8u % 4u * 8u)).x;
 }
 #endif
@@ -237,7 +234,8 @@ fn add_values(slot: u32, k: u32, a: vec2<f32>, b: vec2<f32>, c: vec2<f32>, d: ve
 }
 
 fn attend_window(lane: u32, position: u32) {
-    let first = max(position + 1u, params.window) - params.window;
+    let lowest = select(step.encoder_floor, step.decoder_floor, params.decoder == 1u);
+    let first = max(max(position + 1u, params.window) - params.window, lowest);
     for (var start = first; start <= position; start += TILE) {
         let keys = min(position + 1u - start, TILE);
         let key = lane / SLICES;
@@ -265,15 +263,14 @@ fn attend_window(lane: u32, position: u32) {
 
 #ifdef GLOBAL
 fn attend_selected(lane: u32, row: u32) {
-    let list = row * (1u + params.topk);
-    let count = min(selection[list], params.topk);
+    let count = min(selection[row * (1u + params.topk)], params.topk);
     for (var start = 0u; start < count; start += TILE) {
         let keys = min(count - start, TILE);
         let key = lane / SLICES;
         score = array<f32, HEADS>();
         var place = 0u;
         if (key < keys) {
-            place = entry_place(selection[list + 1u + start + key]);
+            place = (row * params.topk + start + key) * latent_words();
             score_entry(lane % SLICES, place);
         }
         weigh_tile(lane, keys, place);

@@ -2,11 +2,15 @@
 // the index key of every group that a row completes; on layers that select, the packed index queries.
 //
 // One workgroup does one job of one row. Grid: (rows, jobs), jobs in the order
-//   window key | global entry (FULL) | index queries, QUERY_HEADS heads a workgroup (FULL, REINDEX)
+//   global entry (FULL) | window key | index queries, QUERY_HEADS heads a workgroup (FULL, REINDEX)
+// A step that does not need all of them has a grid that ends earlier.
 //
 // Rows that share a group are all in `down`, or in `remainder` when they came with an earlier step. The first row that
 // completes a group is the only one that may need the remainder, and its workgroup is the only one that renews it, channel
-// by channel in the same invocation: no other order of workgroups is possible.
+// by channel in the same invocation: no other order of workgroups is possible. Groups that end below step.kept are in the
+// pages already: they are neither made nor written, but their tokens renew the remainder like any others.
+//
+// All entries of a dispatch lie in pages of the one slab that is bound: the host cuts its steps so.
 //
 // 2 weights    constants as f32 bits (kv_norm D | freqs d_r / 2 | FULL: comp_norm D | k_norm D_i) and (FULL) the pack of
 //              indexer.wk (D_i, D)
@@ -15,12 +19,15 @@
 // 5 chunk      (T, row words)    the same rows, by row of the step; written when there are several
 // 6 up         (T, up_stride)    raw index queries (H_i, D_i) at query_at
 // 7 queries    (T, H_i, row words)   packed MXFP4
-// 8 pages      pages of (entries, latent words) packed NVFP4, then (entries, key words) packed MXFP4
-// 9 remainder  (ratio - 1, 2, D)     wkv x and wgate x of the newest token at each place of a group but the last
+// 8 remainder  (ratio - 1, 2, D)     wkv x and wgate x of the newest token at each place of a group but the last
+// 9 table      the session's pages
+// 10 slab      pages of page_words; the layer's part, from word part_at on: (entries, latent words) packed NVFP4, then
+//              (entries, key words) packed MXFP4
 #import step
 #import rope
 #import cache_formats
 #ifdef FULL
+#import pages
 #import weights
 #endif
 
@@ -43,6 +50,9 @@ struct Params {
     wk_format: u32,
     wk_data: u32,     // words into `weights`
     wk_scales: u32,
+    entries: u32,     // a page
+    part_at: u32,     // the layer's part of a page
+    page_words: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -56,8 +66,9 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> queries: array<u32>;
 #endif
 #ifdef FULL
-@group(0) @binding(8) var<storage, read_write> pages: array<u32>;
-@group(0) @binding(9) var<storage, read_write> remainder: array<f32>;
+@group(0) @binding(8) var<storage, read_write> remainder: array<f32>;
+@group(0) @binding(9) var<uniform> table: PageTable;
+@group(0) @binding(10) var<storage, read_write> slab: array<u32>;
 #endif
 
 const LANES: u32 = 256u;
@@ -392,7 +403,7 @@ fn project_latent(lane: u32) {
 
 fn append_entry(lane: u32, row: u32, position: u32) {
     let ratio = params.ratio;
-    let completes = (position + 1u) % ratio == 0u;
+    let completes = (position + 1u) % ratio == 0u && position >= step.kept;
     let renews = row == min(ratio - 1u - step.position % ratio, step.rows - 1u);
     if (!completes && !renews) {
         return;
@@ -425,11 +436,11 @@ fn append_entry(lane: u32, row: u32, position: u32) {
     }
     pad_group(lane, D);
     find_maxima(lane, (D + 31u) / 32u * 4u, 8u);
-    let entry = position / ratio;
-    let entries = 128u / ratio;
-    let page = entry / entries * entries * (nvfp4_words() + mxfp4_words());
+    let page = position / ratio / params.entries;
+    let entry = position / ratio % params.entries;
+    let part = place_word(table.places[page / 4u][page % 4u], params.page_words) + params.part_at;
     for (var i = lane; i < nvfp4_words(); i += LANES) {
-        pages[page + entry % entries * nvfp4_words() + i] = nvfp4_word(i);
+        slab[part + entry * nvfp4_words() + i] = nvfp4_word(i);
     }
     workgroupBarrier();
 
@@ -445,9 +456,9 @@ fn append_entry(lane: u32, row: u32, position: u32) {
     }
     pad_group(lane, D_I);
     find_maxima(lane, (D_I + 31u) / 32u * MXFP4_GROUP, 8u);
-    let keys = page + entries * nvfp4_words();
+    let keys = part + params.entries * nvfp4_words();
     for (var i = lane; i < mxfp4_words(); i += LANES) {
-        pages[keys + entry % entries * mxfp4_words() + i] = mxfp4_word(0u, i);
+        slab[keys + entry * mxfp4_words() + i] = mxfp4_word(0u, i);
     }
 }
 #endif
@@ -459,19 +470,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let position = step.position + row;
-    if (group.y == 0u) {
-        append_window_key(lane, row, position);
-        return;
-    }
+    var job = group.y;
 #ifdef FULL
-    if (group.y == 1u) {
+    if (job == 0u) {
         append_entry(lane, row, position);
         return;
     }
-    append_queries(lane, row, position, group.y - 2u);
-#else
-#ifdef QUERIES
-    append_queries(lane, row, position, group.y - 1u);
+    job -= 1u;
 #endif
+    if (job == 0u) {
+        append_window_key(lane, row, position);
+        return;
+    }
+#ifdef QUERIES
+    append_queries(lane, row, position, job - 1u);
 #endif
 }

@@ -1,19 +1,24 @@
 // Scores the entries of the global cache for the rows in flight (numerics.md section 6):
 //   S[t, c] = sum over heads of w[t, h] * relu(q[t, h] . k[c])
-// for all entries that row t sees, c < (position + t + 1) / ratio, or for those of its candidate blocks.
+// for the entries of a tile of slots that row t sees: slots are all entries, c < (position + t + 1) / ratio, or those of its
+// candidate blocks. Only entries whose page lies in the slab at hand are scored: a dispatch a slab in use scores them all.
 //
 // q . k is exact but for the sum over blocks of 32 channels: twice an E2M1 value is an integer, so a block is an
 // integer dot product times two powers of two (the factor 1/4 is in weight_scale). Blocks are added in order, then
 // heads in order, product and sum rounded apart: all variants on all devices give the same bits.
 //
-// One workgroup scores a tile of 256 entries for one row, a thread an entry. Grid: (tiles, rows).
+// One workgroup scores 256 slots for one row, a thread a slot. Grid: (ceil(slots / 256), rows).
 //
-// 2 queries     (T, H_i, row_words)  index queries, packed MXFP4
-// 3 weights     (T, weight_stride)   raw head weights of row t at weight_offset .. + H_i
-// 4 pages       pages of page_words: a page's key rows, packed MXFP4, start at key_offset
-// 5 candidates  (T, 1 + blocks)      count, ascending block ids; read only if block_size > 0
-// 6 scores      (T, score_stride)    written up to the row's visible entries, or visible candidate slots
+// 2 table       where the session's pages lie
+// 3 tile        the slots
+// 4 queries     (T, H_i, row_words)  index queries, packed MXFP4
+// 5 weights     (T, weight_stride)   raw head weights of row t at weight_offset .. + H_i
+// 6 slab        header, pages of page_words: a page's key rows, packed MXFP4, start at key_offset
+// 7 candidates  (T, 1 + blocks)      count, ascending block ids; read only if block_size > 0
+// 8 scores      (T, tile.count)      written for the row's visible slots in the tile and the slab
 #import step
+#import pages
+#import tile
 #import candidate
 
 struct Params {
@@ -27,7 +32,7 @@ struct Params {
     page_entries: u32,
     page_words: u32,
     key_offset: u32,
-    score_stride: u32,
+    // Slots that the layer has.
     capacity: u32,
     // Entries a candidate block; 0: score every visible entry.
     block_size: u32,
@@ -39,17 +44,19 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<uniform> step: Step;
-@group(0) @binding(2) var<storage, read> queries: array<u32>;
-@group(0) @binding(3) var<storage, read> weights: array<f32>;
-@group(0) @binding(4) var<storage, read> pages: array<u32>;
-@group(0) @binding(5) var<storage, read> candidates: array<u32>;
-@group(0) @binding(6) var<storage, read_write> scores: array<f32>;
+@group(0) @binding(2) var<uniform> table: PageTable;
+@group(0) @binding(3) var<uniform> tile: Tile;
+@group(0) @binding(4) var<storage, read> queries: array<u32>;
+@group(0) @binding(5) var<storage, read> weights: array<f32>;
+@group(0) @binding(6) var<storage, read> slab: array<u32>;
+@group(0) @binding(7) var<storage, read> candidates: array<u32>;
+@group(0) @binding(8) var<storage, read_write> scores: array<f32>;
 
 // Blocks of 32 channels a vector, and heads whose queries are in workgroup memory at a time.
 override blocks: u32;
 override head_tile: u32;
 
-const TILE: u32 = 256u;
+const LANES: u32 = 256u;
 
 // The 32 channels of a block as doubled E2M1 values, and 2^(scale byte - 127).
 #ifdef DOT4
@@ -154,21 +161,25 @@ fn load_query(at: u32, b: u32) -> Block {
 
 fn load_key(at: u32, b: u32) -> Block {
     let first = b * 4u;
-    var words = vec4(pages[at + first], 0u, 0u, 0u);
+    var words = vec4(slab[at + first], 0u, 0u, 0u);
     if first + 1u < params.code_words {
-        words.y = pages[at + first + 1u];
+        words.y = slab[at + first + 1u];
     }
     if first + 2u < params.code_words {
-        words.z = pages[at + first + 2u];
+        words.z = slab[at + first + 2u];
     }
     if first + 3u < params.code_words {
-        words.w = pages[at + first + 3u];
+        words.w = slab[at + first + 3u];
     }
-    return expand_key(words, block_scale(pages[at + params.code_words + (b >> 2u)], b));
+    return expand_key(words, block_scale(slab[at + params.code_words + (b >> 2u)], b));
 }
 
 fn scaled_dot(key: Block, query: u32) -> f32 {
     return f32(block_dot(key, tile_queries[query])) * tile_queries[query].scale * key.scale;
+}
+
+fn place_of(page: u32) -> u32 {
+    return table.places[page >> 2u][page & 3u];
 }
 
 @compute @workgroup_size(256)
@@ -183,13 +194,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let count = candidates[list];
         slots = candidate_slots(count, candidates[list + count], params.block_size, slots);
     }
-    slots = min(slots, params.capacity);
-    if group.x * TILE >= slots {
+    slots = min(min(slots, params.capacity), tile.first + tile.count);
+    let first_slot = tile.first + group.x * LANES;
+    if first_slot >= slots {
         return;
     }
+    if params.block_size == 0u {
+        // Slots are entries, of a few pages: none of them may lie in the slab.
+        var pages = 0u;
+        let last = (min(first_slot + LANES, slots) - 1u) / params.page_entries;
+        for (var page = first_slot / params.page_entries; page <= last; page++) {
+            pages += u32(place_slab(place_of(page)) == slab[0]);
+        }
+        if pages == 0u {
+            return;
+        }
+    }
 
-    let slot = group.x * TILE + lane;
-    let live = slot < slots;
+    let slot = first_slot + lane;
+    var live = slot < slots;
     // Up to 128 channels of the key stay in registers.
     var at = 0u;
     var key0: Block;
@@ -201,8 +224,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if params.block_size > 0u {
             entry = candidates[list + 1u + slot / params.block_size] * params.block_size + slot % params.block_size;
         }
-        at = entry / params.page_entries * params.page_words + params.key_offset
-            + entry % params.page_entries * params.row_words;
+        let place = place_of(entry / params.page_entries);
+        live = place_slab(place) == slab[0];
+        at = place_word(place, params.page_words) + params.key_offset + entry % params.page_entries * params.row_words;
+    }
+    if live {
         key0 = load_key(at, 0u);
         if blocks > 1u {
             key1 = load_key(at, 1u);
@@ -218,11 +244,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var score = 0.0;
     for (var first = 0u; first < params.heads; first += head_tile) {
         let heads = min(head_tile, params.heads - first);
-        for (var i = lane; i < heads * blocks; i += TILE) {
+        for (var i = lane; i < heads * blocks; i += LANES) {
             let query = (row * params.heads + first + i / blocks) * params.row_words;
             tile_queries[i] = load_query(query, i % blocks);
         }
-        for (var i = lane; i < heads; i += TILE) {
+        for (var i = lane; i < heads; i += LANES) {
             let weight = weights[row * params.weight_stride + params.weight_offset + first + i];
             tile_weights[i] = weight * params.weight_scale;
         }
@@ -250,6 +276,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     if live {
-        scores[row * params.score_stride + slot] = score;
+        scores[row * tile.count + slot - tile.first] = score;
     }
 }

@@ -4,17 +4,15 @@
 
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::kernels::{
-    boundary,
-    group_rows,
-    select::{score_stride, CandidateDims},
-};
+use crate::kernels::cache_append::{PageLayout, SLAB_HEADER, TABLE_PAGES};
+use crate::kernels::tiling::{CandidateDims, Tiling, TilingDims};
+use crate::kernels::{boundary, group_rows};
 use crate::{Error, Result};
 
 pub use crate::kernels::cache_append::PAGE_TOKENS;
 
-/// Bytes that the index scores of a step may take; longer contexts are read in smaller chunks.
-const SCORE_BUDGET: usize = 32 << 20;
+/// Bytes of a slab of pages unless told otherwise: what every WebGPU device can bind.
+const SLAB_BYTES: u64 = 128 << 20;
 
 /// `n` rounded up to whole 16-byte loads.
 pub fn stride4(n: usize) -> usize {
@@ -32,13 +30,22 @@ pub struct Options {
     pub all_logits: bool,
     /// Most bytes of a slice of weights; the device's binding limit where there is none, or where it is lower.
     pub slice_bytes: Option<u64>,
+    /// Most bytes of a slab of pages; what every WebGPU device can bind where there is none.
+    pub slab_bytes: Option<u64>,
     /// Fill caches and scratch with NaN before use, so that a read of something unwritten shows.
     pub poison: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { context: 4096, chunk: 128, all_logits: false, slice_bytes: None, poison: cfg!(debug_assertions) }
+        Self {
+            context: 4096,
+            chunk: 128,
+            all_logits: false,
+            slice_bytes: None,
+            slab_bytes: None,
+            poison: cfg!(debug_assertions),
+        }
     }
 }
 
@@ -97,6 +104,30 @@ pub fn candidate_dims(config: &Config) -> CandidateDims {
     CandidateDims { block_size: config.candidate_block_size as u32, blocks: config.candidate_topk_blocks as u32 }
 }
 
+/// Sizes of a pool of pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolLayout {
+    /// Words of a page.
+    pub page_words: usize,
+    /// Pages of a slab.
+    pub slab_pages: usize,
+}
+
+impl PoolLayout {
+    /// Words of a slab.
+    pub fn slab_words(&self) -> usize {
+        SLAB_HEADER + self.slab_pages * self.page_words
+    }
+    /// Slabs that hold `pages` pages; there is always one.
+    pub fn slabs(&self, pages: usize) -> usize {
+        pages.div_ceil(self.slab_pages).max(1)
+    }
+    /// First byte of a page in its slab.
+    pub fn offset(&self, index: usize) -> u64 {
+        4 * (SLAB_HEADER + index * self.page_words) as u64
+    }
+}
+
 /// Sizes of the device's state and scratch for a config and [`Options`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -136,14 +167,18 @@ pub struct Layout {
     pub latent_row: usize,
     /// Words of a packed index key.
     pub key_row: usize,
-    /// Scores of a row: the widest of the layers that select.
-    pub scores: usize,
     /// Words of a selection: a count and the entries.
     pub selection: usize,
     /// Words of a candidate list: a count and the blocks.
     pub candidates: usize,
-    /// Words of block scores of a row at the candidate source.
-    pub block_scores: usize,
+    /// How scores are cut into tiles, and the words of scratch that takes.
+    pub tiling: Tiling,
+    /// Words of a row's gathered latents.
+    pub latents: usize,
+    /// Full layers: their part of a page.
+    pub page_parts: Vec<Option<PageLayout>>,
+    /// Pages and slabs.
+    pub pool: PoolLayout,
     /// Words of all Engram rows of a token and layer.
     pub engram: usize,
     /// Words of the rows of one Engram for all rows in flight: a range that can be bound by itself.
@@ -168,23 +203,13 @@ impl Layout {
             }
             Err(Error::Setting { setting, found: found.to_string(), allowed: format!("1 to {most}") })
         };
-        range("context", options.context, config.max_position_embeddings)?;
+        range("context", options.context, config.max_position_embeddings.min(TABLE_PAGES * PAGE_TOKENS))?;
         range("chunk", options.chunk, 4096)?;
         let (h, n, d) = (config.hidden_size, config.hc_mult, config.head_dim);
-        let pages = options.context.div_ceil(PAGE_TOKENS);
-        let score_width = |layer: &LayerPlan| {
-            let entries = pages * PAGE_TOKENS / layer.ratio;
-            match layer.candidates {
-                Candidates::Restricted => candidate_dims(config).slots(entries as u32),
-                _ => entries as u32,
-            }
-        };
-        let selecting = || config.layers.iter().filter(|layer| selects(layer));
-        let scores = selecting().map(|layer| score_stride(score_width(layer)) as usize).max().unwrap_or(0);
-        let rows = options.chunk.min((SCORE_BUDGET / 4 / scores.max(1)).max(1)).min(options.context);
-        let blocks = config.layers.iter().find(|layer| layer.candidates == Candidates::Source).map_or(0, |layer| {
-            candidate_dims(config).maxima_words((pages * PAGE_TOKENS / layer.ratio) as u32) as usize
-        });
+        let rows = options.chunk.min(options.context);
+        let (page_parts, page_words) = page_parts(config);
+        let pool = pool_layout(page_words, options)?;
+        let tiling = tiling(config, rows, options.context);
         let parts = config.num_experts_per_tok + 1;
         let group = stride4(config.num_attention_heads / config.o_groups * d);
         let up_index = stride4(config.num_attention_heads * d);
@@ -208,10 +233,12 @@ impl Layout {
             window_row: CacheFormat::Fp8.row_words(d),
             latent_row: CacheFormat::Nvfp4.row_words(d),
             key_row: CacheFormat::Mxfp4.row_words(config.index_head_dim),
-            scores,
             selection: 1 + config.index_topk,
             candidates: 1 + config.candidate_topk_blocks,
-            block_scores: blocks,
+            latents: config.index_topk * CacheFormat::Nvfp4.row_words(d),
+            tiling,
+            page_parts,
+            pool,
             engram,
             // Ranges begin at multiples of 256 bytes.
             engram_region: (rows * engram).next_multiple_of(64),
@@ -221,8 +248,63 @@ impl Layout {
         })
     }
 
-    /// Words of a Full layer's pages.
-    pub fn pages(&self, ratio: usize) -> usize {
-        self.context.div_ceil(PAGE_TOKENS) * PAGE_TOKENS / ratio * (self.latent_row + self.key_row)
+    /// Pages that hold `tokens` tokens.
+    pub fn pages(&self, tokens: usize) -> usize {
+        tokens.div_ceil(PAGE_TOKENS)
     }
+
+    /// Most entries of a layer of this ratio.
+    pub fn capacity(&self, ratio: usize) -> usize {
+        capacity(self.context, ratio)
+    }
+}
+
+fn capacity(context: usize, ratio: usize) -> usize {
+    context.div_ceil(PAGE_TOKENS) * PAGE_TOKENS / ratio
+}
+
+/// Tiles for the layers that select: as many slots as the one with the most has.
+fn tiling(config: &Config, rows: usize, context: usize) -> Tiling {
+    let selecting = || config.layers.iter().filter(|layer| selects(layer));
+    let slots = |layer: &LayerPlan| {
+        let entries = capacity(context, layer.ratio) as u32;
+        match layer.candidates {
+            Candidates::Restricted => candidate_dims(config).slots(entries),
+            _ => entries,
+        }
+    };
+    let source = selecting().any(|layer| layer.candidates == Candidates::Source);
+    Tiling::new(&TilingDims {
+        rows: rows as u32,
+        slots: selecting().map(slots).max().unwrap_or(0),
+        topk: config.index_topk as u32,
+        candidates: source.then(|| candidate_dims(config)),
+    })
+}
+
+/// Where the parts of all Full layers lie in a page, and how many words it has.
+fn page_parts(config: &Config) -> (Vec<Option<PageLayout>>, usize) {
+    let part = |layer: &LayerPlan| {
+        (layer.role == Role::Full).then(|| PageLayout::new(layer.ratio, config.head_dim, config.index_head_dim))
+    };
+    let parts: Vec<_> = config.layers.iter().map(part).collect();
+    let words = parts.iter().flatten().map(PageLayout::words).sum();
+    let mut at = 0;
+    let mut place = |part: PageLayout| {
+        at += part.words();
+        part.within(at - part.words(), words)
+    };
+    (parts.into_iter().map(|part| part.map(&mut place)).collect(), words)
+}
+
+fn pool_layout(page_words: usize, options: &Options) -> Result<PoolLayout> {
+    let allowed = options.slab_bytes.unwrap_or(SLAB_BYTES);
+    let room = (allowed / 4).saturating_sub(SLAB_HEADER as u64) as usize;
+    let pages = options.context.div_ceil(PAGE_TOKENS);
+    let most = room.checked_div(page_words).unwrap_or(pages);
+    if most == 0 {
+        let needed = 4 * (SLAB_HEADER + page_words) as u64;
+        return Err(Error::DeviceLimit { what: "a page of the global cache".into(), needed, allowed });
+    }
+    Ok(PoolLayout { page_words, slab_pages: most.min(pages).min(1 << 16) })
 }

@@ -159,7 +159,7 @@ fn conventions_are_checked() {
         format!("@group(1) @binding(2) var<storage> a: array<u32>;\n{main}"),
         format!("@group(0) @binding(1) var<storage> a: array<u32>;\n{main}"),
         format!("@group(0) @binding(1) var<uniform> params: vec4<u32>;\n{main}"),
-        format!("@group(0) @binding(2) var<uniform> extra: vec4<u32>;\n{main}"),
+        format!("@group(0) @binding(0) var<uniform> table: vec4<u32>;\n{main}"),
         format!("var<workgroup> a: array<vec4<f32>, 1025>;\n{main}"),
         "@compute @workgroup_size(512)\nfn main() {}".into(),
         "@compute @workgroup_size(64)\nfn other() {}".into(),
@@ -173,9 +173,9 @@ fn conventions_are_checked() {
     shaders/k.wgsl, variant plain: 9 storage buffers, allowed 8
     shaders/k.wgsl, variant plain: `a` and `b` share binding 2
     shaders/k.wgsl, variant plain: `a` is in group 1, only group 0 is used
-    shaders/k.wgsl, variant plain: `a` is at binding 1; `params` is 0, `step` 1, storage buffers follow from 2
-    shaders/k.wgsl, variant plain: `params` is at binding 1; `params` is 0, `step` 1, storage buffers follow from 2
-    shaders/k.wgsl, variant plain: uniform `extra`: only `params` and `step` are uniforms
+    shaders/k.wgsl, variant plain: `a` is at binding 1; `params` is 0, `step` 1, all others follow from 2
+    shaders/k.wgsl, variant plain: `params` is at binding 1; `params` is 0, `step` 1, all others follow from 2
+    shaders/k.wgsl, variant plain: `table` is at binding 0; `params` is 0, `step` 1, all others follow from 2
     shaders/k.wgsl, variant plain: 16400 bytes of workgroup memory, allowed 16384
     shaders/k.wgsl, variant plain: 512 invocations a workgroup, allowed 256
     shaders/k.wgsl, variant plain: the entry point is `other`, a compute shader named `main` is expected

@@ -1,17 +1,48 @@
 //! A sequence's state on the device: what the model remembers of a text (`numerics.md` §12).
 //!
-//! Everything lies in its packed format. Sizes come from [`Layout`]; nothing grows after it was made.
+//! Everything lies in its packed format. Rings, remainders and step state have a fixed size and belong to the sequence; the
+//! global cache lies in pages of the model's [`PagePool`], which sequences may share.
+
+pub mod pool;
+
+pub use pool::{Page, PagePool};
 
 use crate::config::{Config, Role};
-use crate::gpu::{Buffer, Gpu, MemoryKind};
+use crate::gpu::{Buffer, Gpu, MemoryKind, Recording};
+use crate::kernels::cache_append::{PAGE_TOKENS, TABLE_PAGES};
 use crate::kernels::engram_gather::BEFORE_TEXT;
 use crate::kernels::Step;
 use crate::layout::Layout;
 use crate::sampling::MAX_STOP_IDS;
 use crate::Result;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Steps whose tokens the device keeps until the host has read them.
 pub const OUT_RING: usize = 32;
+
+/// The pages of a text, in order. Whoever has the list can share what is in it.
+#[derive(Debug, Clone, Default)]
+pub struct Pages(Arc<Mutex<Vec<Page>>>);
+
+impl Pages {
+    /// Runs `f` on the list.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Vec<Page>) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+    /// The first pages, as many as `tokens` tokens have, shared.
+    pub fn prefix(&self, tokens: usize) -> Vec<Page> {
+        self.with(|pages| pages[..tokens.div_ceil(PAGE_TOKENS).min(pages.len())].to_vec())
+    }
+    /// Pages.
+    pub fn len(&self) -> usize {
+        self.with(|pages| pages.len())
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// Caches and step state of one sequence.
 #[derive(Debug)]
@@ -26,12 +57,14 @@ pub struct Cache {
     pub stop_ids: Buffer,
     /// (OUT_RING, 2): sampled tokens and the status after them.
     pub out: Buffer,
+    /// Places of the pages, [`TABLE_PAGES`] words: `PageTable` in `shared/pages.wgsl`.
+    pub table: Buffer,
     /// One a layer: (W, packed window key).
     pub rings: Vec<Buffer>,
-    /// Full layers: pages of latents and index keys.
-    pub pages: Vec<Option<Buffer>>,
     /// Full layers with a ratio above 1: the incomplete group, (ratio - 1, 2, D) f32.
     pub remainders: Vec<Option<Buffer>>,
+    /// The pages.
+    pub pages: Pages,
 }
 
 /// Words of each buffer of a cache, in the order of [`Cache::new`], and its kind.
@@ -42,14 +75,12 @@ pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(MemoryKind, usize)
         (MemoryKind::Cache, history(config).max(1)),
         (MemoryKind::Cache, MAX_STOP_IDS),
         (MemoryKind::Cache, 2 * OUT_RING),
+        (MemoryKind::Params, TABLE_PAGES),
     ];
     for layer in &config.layers {
         list.push((MemoryKind::Cache, config.sliding_window * layout.window_row));
-        if layer.role == Role::Full {
-            list.push((MemoryKind::Cache, layout.pages(layer.ratio)));
-            if layer.ratio > 1 {
-                list.push((MemoryKind::Cache, (layer.ratio - 1) * 2 * config.head_dim));
-            }
+        if layer.role == Role::Full && layer.ratio > 1 {
+            list.push((MemoryKind::Cache, (layer.ratio - 1) * 2 * config.head_dim));
         }
     }
     list
@@ -76,35 +107,81 @@ impl Cache {
         let history = next("n-gram history")?;
         let stop_ids = next("stop ids")?;
         let out = next("sampled tokens")?;
-        let (mut rings, mut pages, mut remainders) = (vec![], vec![], vec![]);
+        let table = next("page table")?;
+        let (mut rings, mut remainders) = (vec![], vec![]);
         for layer in &config.layers {
-            let (full, grouped) = (layer.role == Role::Full, layer.ratio > 1);
             rings.push(next(&format!("window ring of layer {}", layer.index))?);
-            pages.push(if full { Some(next(&format!("pages of layer {}", layer.index))?) } else { None });
-            let remainder = full && grouped;
+            let remainder = layer.role == Role::Full && layer.ratio > 1;
             remainders.push(if remainder { Some(next(&format!("remainder of layer {}", layer.index))?) } else { None });
         }
-        let cache = Self { step, tokens, history, stop_ids, out, rings, pages, remainders };
+        let pages = Pages::default();
+        let cache = Self { step, tokens, history, stop_ids, out, table, rings, remainders, pages };
         cache.clear(gpu);
         Ok(cache)
     }
 
-    /// Forgets the text. What the caches hold stays, and is never read.
+    /// Forgets the text, and gives its pages back. What the rings hold stays, and is never read.
     pub fn clear(&self, gpu: &Gpu) {
         gpu.upload(&self.step, 0, bytemuck::bytes_of(&Step::default()));
         gpu.fill(&self.history, BEFORE_TEXT);
+        self.pages.with(Vec::clear);
     }
 
-    /// Fills everything that a text writes with `word`: NaN bits show a read of something unwritten.
+    /// Fills everything that a text writes besides its pages with `word`: NaN bits show a read of something unwritten.
     pub fn poison(&self, gpu: &Gpu, word: u32) {
-        let optional = self.pages.iter().chain(&self.remainders).flatten();
-        for buffer in self.rings.iter().chain(optional) {
+        for buffer in self.rings.iter().chain(self.remainders.iter().flatten()) {
             gpu.fill(buffer, word);
         }
     }
 
-    /// All buffers that hold the text's state, with their names: rings, pages, remainders, history.
+    /// The buffers that hold the text's state besides its pages: rings, remainders, history.
     pub fn state(&self) -> impl Iterator<Item = &Buffer> {
-        self.rings.iter().chain(self.pages.iter().chain(&self.remainders).flatten()).chain([&self.history])
+        self.rings.iter().chain(self.remainders.iter().flatten()).chain([&self.history])
+    }
+
+    /// Copies rings and remainders of another cache of the same model.
+    pub fn copy_windows(&self, recording: &mut Recording, from: &Cache) {
+        let both = self.rings.iter().zip(&from.rings);
+        let remainders = self.remainders.iter().flatten().zip(from.remainders.iter().flatten());
+        for (to, from) in both.chain(remainders) {
+            recording.copy(from, 0, to, 0, from.bytes().next_multiple_of(4));
+        }
+    }
+
+    /// Makes sure that the text has pages of its own for the tokens at `positions`: new ones where there are none, copies where
+    /// others share them.
+    ///
+    /// # Errors
+    /// As [`PagePool::take`].
+    pub fn own_pages(&self, gpu: &Gpu, pool: &PagePool, positions: Range<usize>) -> Result<()> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        self.pages.with(|pages| {
+            for number in positions.start / PAGE_TOKENS..=(positions.end - 1) / PAGE_TOKENS {
+                debug_assert!(number <= pages.len(), "pages follow each other");
+                if number == pages.len() {
+                    pages.push(pool.take(gpu)?);
+                } else if pages[number].is_shared() {
+                    pages[number] = pool.copy(gpu, &pages[number])?;
+                } else {
+                    continue;
+                }
+                self.place(gpu, number, &pages[number]);
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes over pages that others may share.
+    pub fn share_pages(&self, gpu: &Gpu, shared: Vec<Page>) {
+        for (number, page) in shared.iter().enumerate() {
+            self.place(gpu, number, page);
+        }
+        self.pages.with(|pages| *pages = shared);
+    }
+
+    fn place(&self, gpu: &Gpu, number: usize, page: &Page) {
+        gpu.upload(&self.table, 4 * number as u64, bytemuck::bytes_of(&page.place()));
     }
 }

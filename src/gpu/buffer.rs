@@ -184,20 +184,43 @@ impl Gpu {
     /// # Panics
     /// When the range is not inside the buffer.
     pub async fn read_range(&self, buffer: &Buffer, offset: u64, bytes: u64) -> Result<Vec<u8>> {
-        assert!(
-            offset.is_multiple_of(4) && offset + bytes <= buffer.bytes(),
-            "read of {bytes} bytes at {offset} from {buffer:?}"
-        );
+        let mut data = self.read_parts(&[(buffer, offset, bytes.next_multiple_of(4))]).await?;
+        data.truncate(bytes as usize);
+        Ok(data)
+    }
+
+    /// As [`Gpu::read`], several ranges `(buffer, offset, bytes)` one after the other in one copy; offsets and sizes are
+    /// multiples of 4.
+    ///
+    /// # Errors
+    /// As [`Gpu::read`].
+    ///
+    /// # Panics
+    /// When a range is not inside its buffer.
+    pub async fn read_parts(&self, parts: &[(&Buffer, u64, u64)]) -> Result<Vec<u8>> {
         self.settle().await?;
-        let staging = self.buffer(MemoryKind::Readback, &format!("copy of {}", buffer.label()), bytes)?;
+        let total = parts.iter().map(|(.., bytes)| bytes).sum();
+        let label = parts.first().map_or("nothing", |(buffer, ..)| buffer.label());
+        let staging = self.buffer(MemoryKind::Readback, &format!("copy of {label}"), total)?;
         let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        encoder.copy_buffer_to_buffer(buffer.raw(), offset, staging.raw(), 0, bytes.next_multiple_of(4));
+        let mut at = 0;
+        for &(buffer, offset, bytes) in parts {
+            assert!(
+                [offset, bytes].iter().all(|n| n.is_multiple_of(4))
+                    && offset + bytes <= Buffer::allocated(buffer.bytes()),
+                "read of {bytes} bytes at {offset} from {buffer:?}"
+            );
+            if bytes > 0 {
+                encoder.copy_buffer_to_buffer(buffer.raw(), offset, staging.raw(), at, bytes);
+            }
+            at += bytes;
+        }
         self.queue.submit([encoder.finish()]);
         self.tally.submissions.fetch_add(1, Relaxed);
         self.tally.blocking_readbacks.fetch_add(1, Relaxed);
         self.check()?;
         let mut data = self.map(staging.raw()).await?;
-        data.truncate(bytes as usize);
+        data.truncate(total as usize);
         Ok(data)
     }
 

@@ -1,6 +1,5 @@
 //! `attend`: attention of the rows in flight over window keys, selected entries and the sink (`numerics.md` §4).
 
-use super::cache_append::PageLayout;
 use crate::formats::CacheFormat;
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
 use crate::{Error, Result};
@@ -19,27 +18,14 @@ struct Params {
     group_stride: u32,
     out_stride: u32,
     topk: u32,
-    page_entries: u32,
-    page_words: u32,
+    decoder: u32,
 }
 
 /// The uniform struct, to be held against the shader.
 pub fn layout() -> Layout {
     crate::layout!(
         "attend",
-        Params {
-            heads,
-            window,
-            scale,
-            up_stride,
-            query_at,
-            group_heads,
-            group_stride,
-            out_stride,
-            topk,
-            page_entries,
-            page_words
-        }
+        Params { heads, window, scale, up_stride, query_at, group_heads, group_stride, out_stride, topk, decoder }
     )
 }
 
@@ -63,6 +49,8 @@ pub struct Window<'a> {
     pub rotary: usize,
     /// W.
     pub window: usize,
+    /// Whether the step's floor for the decoder holds, not that for the encoder.
+    pub decoder: bool,
     /// G, a divisor of H.
     pub groups: usize,
     /// Words of a row of `up`.
@@ -86,12 +74,10 @@ pub struct Window<'a> {
 pub struct Selected<'a> {
     /// Tokens an entry.
     pub ratio: usize,
-    /// D_i: it decides where the latents of a page lie.
-    pub index_dim: usize,
     /// Most entries a row selects.
     pub topk: usize,
-    /// As [`PageLayout`] says.
-    pub pages: &'a Buffer,
+    /// (T, topk, row words): packed NVFP4 latents of the selected entries, as `latent_gather` left them.
+    pub latents: &'a Buffer,
     /// (T, 1 + topk): count, ascending entries.
     pub selection: &'a Buffer,
 }
@@ -121,7 +107,6 @@ impl Attend {
                 what: format!("heads of {head_dim} channels: an even number up to {MAX_HEAD_DIM} is needed"),
             });
         }
-        let pages = selected.map(|s| PageLayout::new(s.ratio, head_dim, s.index_dim));
         let group_heads = heads / window.groups;
         let group_stride = (group_heads * head_dim).next_multiple_of(4);
         let params = Params {
@@ -134,8 +119,7 @@ impl Attend {
             group_stride: group_stride as u32,
             out_stride: (window.groups * group_stride) as u32,
             topk: selected.map_or(0, |s| s.topk) as u32,
-            page_entries: pages.map_or(0, |p| p.entries) as u32,
-            page_words: pages.map_or(0, |p| p.words()) as u32,
+            decoder: window.decoder.into(),
         };
         let params = gpu.uniform("attend params", &params)?;
         let overrides = [
@@ -149,7 +133,7 @@ impl Attend {
                 .map(Binding::Whole)
                 .into();
         if let Some(selected) = selected {
-            bindings.extend([selected.pages, selected.selection].map(Binding::Whole));
+            bindings.extend([selected.latents, selected.selection].map(Binding::Whole));
         }
         let kind = if selected.is_some() { "global" } else { "window" };
         let bind = |heads| gpu.bind(&gpu.pipeline("attend", &format!("{kind}{heads}"), &overrides)?, &bindings);
@@ -164,13 +148,14 @@ impl Attend {
         })
     }
 
-    /// For the `rows` rows from `position` on. The same bits whichever variant runs.
-    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32) {
+    /// For the `rows` rows from `position` on; `floor` is the step's floor that holds here, for the counters. The same bits
+    /// whichever variant runs.
+    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, floor: u32) {
         let few = rows * self.heads.div_ceil(HEADS[0]) < ENOUGH;
         let groups = self.heads.div_ceil(HEADS[few as usize]);
         let row_bytes = |row: u32| {
             let tokens = position + row + 1;
-            u64::from(tokens.min(self.window)) * self.ring_row
+            u64::from(self.window.min(tokens.saturating_sub(floor))) * self.ring_row
                 + u64::from((tokens / self.ratio).min(self.topk)) * self.latent_row
         };
         let cache = (0..rows).map(row_bytes).sum();

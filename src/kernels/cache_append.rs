@@ -1,13 +1,15 @@
 //! `cache_append`: what the rows in flight add to a layer's caches (`numerics.md` §4 to §7).
 //!
 //! Which of the three variants runs follows from what the layer has: every layer writes window keys, layers that select
-//! pack index queries too, Full layers also write the latents and index keys of the groups that the step completes.
+//! pack index queries too, Full layers also write the latents and index keys of the groups that the step completes. Those go
+//! to the pages that the session's table names, all of a step in one slab.
 
 use super::linear::Segment;
 use crate::formats::CacheFormat;
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, MemoryKind, Recording, Traffic};
+use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, MemoryKind, Pipeline, Recording, Traffic};
 use crate::Result;
 use bytemuck::{Pod, Zeroable};
+use std::sync::Arc;
 
 /// Twin of `Params` in `cache_append.wgsl`.
 #[repr(C)]
@@ -31,6 +33,9 @@ struct Params {
     wk_format: u32,
     wk_data: u32,
     wk_scales: u32,
+    entries: u32,
+    part_at: u32,
+    page_words: u32,
 }
 
 /// The uniform struct, to be held against the shader.
@@ -55,7 +60,10 @@ pub fn layout() -> Layout {
             k_norm_at,
             wk_format,
             wk_data,
-            wk_scales
+            wk_scales,
+            entries,
+            part_at,
+            page_words
         }
     )
 }
@@ -170,8 +178,10 @@ pub struct GlobalEntries<'a> {
     pub gate_at: usize,
     /// `indexer.wk` (D_i, D): its format, and where it stands in the pack given to [`full_constants`].
     pub wk: Segment,
-    /// As [`PageLayout`] says.
-    pub pages: &'a Buffer,
+    /// Where they lie in a page, made for the same `ratio` and sizes.
+    pub page: PageLayout,
+    /// The session's [`TABLE_PAGES`] places, a uniform.
+    pub table: &'a Buffer,
     /// (ratio - 1, 2, D) f32: `wkv x` and `wgate x` of the newest token at each place of a group but the last. None with
     /// ratio 1.
     pub remainder: Option<&'a Buffer>,
@@ -207,10 +217,26 @@ pub fn full_constants(kv_norm: &[f32], freqs: &[f32], comp_norm: &[f32], k_norm:
     words
 }
 
+/// What a step does for a layer; a layer that has less of it does what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Jobs {
+    /// Global entries, window keys and index queries.
+    All,
+    /// Global entries and window keys: of rows whose output nobody needs.
+    Keys,
+    /// Global entries: of rows whose window keys nobody sees either.
+    Entries,
+}
+
 /// The kernel on one layer's buffers.
 #[derive(Debug)]
 pub struct CacheAppend {
-    bound: Bound,
+    pipeline: Arc<Pipeline>,
+    /// All that is bound, but for the slab.
+    buffers: Vec<Buffer>,
+    /// Of a Full layer by slab; of others the only one.
+    bound: Vec<Bound>,
+    full: bool,
     jobs: u32,
     constants: u64,
     ratio: u32,
@@ -218,13 +244,14 @@ pub struct CacheAppend {
 }
 
 impl CacheAppend {
-    /// On these buffers; `queries` for layers that select, `entries` (with `queries`) for Full layers.
+    /// On these buffers; `queries` for layers that select, `entries` (with `queries`) for Full layers, which need
+    /// [`CacheAppend::add_slab`] too.
     ///
     /// # Errors
     /// Those of [`Gpu::pipeline`] and [`Gpu::uniform`].
     ///
     /// # Panics
-    /// When a size is odd, or `entries` comes without `queries`.
+    /// When a size is odd, `entries` comes without `queries`, or its page is made for other sizes.
     pub fn new(
         gpu: &Gpu,
         step: &Buffer,
@@ -235,6 +262,10 @@ impl CacheAppend {
         let index_dim = queries.map_or(0, |q| q.head_dim);
         assert!([keys.head_dim, keys.rotary, index_dim].iter().all(|n| n % 2 == 0), "sizes of pairs");
         assert!(entries.is_none() || queries.is_some(), "a Full layer selects");
+        if let Some(GlobalEntries { ratio, page, .. }) = entries {
+            let part = PageLayout::new(*ratio, keys.head_dim, index_dim);
+            assert_eq!(*page, part.within(page.at, page.page_words), "a page of other sizes");
+        }
         let places = Places::new(keys.head_dim, keys.rotary, index_dim);
         let params = Params {
             eps: keys.eps,
@@ -255,6 +286,9 @@ impl CacheAppend {
             wk_format: entries.map_or(0, |e| e.wk.format),
             wk_data: entries.map_or(0, |e| places.wk as u32 + e.wk.data),
             wk_scales: entries.map_or(0, |e| places.wk as u32 + e.wk.scales),
+            entries: entries.map_or(0, |e| e.page.entries) as u32,
+            part_at: entries.map_or(0, |e| e.page.at) as u32,
+            page_words: entries.map_or(0, |e| e.page.page_words) as u32,
         };
         let params = gpu.uniform("cache_append params", &params)?;
         // A workgroup packs as many heads' queries as fill the room of a window key.
@@ -262,14 +296,13 @@ impl CacheAppend {
         let query_heads = (latent / padded).max(1);
         let values = latent.max(query_heads * padded);
         let mut overrides = vec![("D", keys.head_dim as f64), ("VALUES", values as f64)];
-        let mut bindings: Vec<Binding<'_>> =
-            [&params, step, keys.constants, keys.down, keys.ring, keys.chunk].map(Binding::Whole).into();
+        let mut buffers = [&params, step, keys.constants, keys.down, keys.ring, keys.chunk].map(Buffer::clone).to_vec();
         let (mut variant, mut jobs) = ("window", 1);
         if let Some(queries) = queries {
             variant = "reindex";
             jobs += queries.heads.div_ceil(query_heads);
             overrides.extend([("D_I", index_dim as f64), ("QUERY_HEADS", query_heads as f64)]);
-            bindings.extend([queries.up, queries.queries].map(Binding::Whole));
+            buffers.extend([queries.up, queries.queries].map(Buffer::clone));
         }
         let none = gpu.buffer(MemoryKind::Params, "no remainder", 0)?;
         let remainder = entries.and_then(|e| e.remainder).unwrap_or(&none);
@@ -277,23 +310,54 @@ impl CacheAppend {
             variant = "full";
             jobs += 1;
             overrides.push(("LATENT", latent as f64));
-            bindings.extend([entries.pages, remainder].map(Binding::Whole));
+            buffers.extend([remainder, entries.table].map(Buffer::clone));
         }
-        let pipeline = gpu.pipeline("cache_append", variant, &overrides)?;
-        Ok(Self {
-            bound: gpu.bind(&pipeline, &bindings)?,
+        let mut kernel = Self {
+            pipeline: gpu.pipeline("cache_append", variant, &overrides)?,
+            buffers,
+            bound: vec![],
+            full: entries.is_some(),
             jobs: jobs as u32,
             constants: keys.constants.bytes(),
             ratio: entries.map_or(1, |e| e.ratio) as u32,
             remainder: remainder.bytes(),
-        })
+        };
+        if !kernel.full {
+            kernel.bind(gpu, None)?;
+        }
+        Ok(kernel)
     }
 
-    /// For the `rows` rows from `position` on.
-    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32) {
+    /// Takes the next slab into use: its number is how many there were before. Nothing for layers that are not Full.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::bind`].
+    pub fn add_slab(&mut self, gpu: &Gpu, slab: &Buffer) -> Result<()> {
+        if self.full {
+            self.bind(gpu, Some(slab))?;
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, gpu: &Gpu, slab: Option<&Buffer>) -> Result<()> {
+        let bindings: Vec<_> = self.buffers.iter().chain(slab).map(Binding::Whole).collect();
+        self.bound.push(gpu.bind(&self.pipeline, &bindings)?);
+        Ok(())
+    }
+
+    /// For the `rows` rows from `position` on. On a Full layer the pages of all groups that end among them, but for those
+    /// below the step's `kept`, lie in slab `slab`; other layers need none.
+    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, jobs: Jobs, slab: usize) {
+        let entry = u32::from(self.full);
+        let jobs = match jobs {
+            Jobs::All => self.jobs,
+            Jobs::Keys => entry + 1,
+            Jobs::Entries => entry,
+        };
         // The remainder is read by the step that completes a group of earlier tokens.
         let begun = position % self.ratio;
         let cache = if begun > 0 && begun + rows >= self.ratio { self.remainder } else { 0 };
-        recording.dispatch(&self.bound, [rows, self.jobs, 1], Traffic { weights: self.constants, cache });
+        let bound = &self.bound[if self.full { slab } else { 0 }];
+        recording.dispatch(bound, [rows, jobs, 1], Traffic { weights: self.constants, cache });
     }
 }

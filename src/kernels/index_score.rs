@@ -1,12 +1,14 @@
 //! Kernel `index_score`: how well each entry of the global cache answers a row's index queries (`numerics.md` §6).
 
-use super::select::{score_stride, CandidateDims};
+use super::cache_append::PageLayout;
+use super::tiling::{CandidateDims, Pass, PerTile, Tiles};
 use crate::error::{Error, Result};
 use crate::formats::CacheFormat;
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
+use crate::gpu::{Binding, Buffer, Gpu, Layout, Pipeline, Recording, Traffic};
+use std::sync::Arc;
 
-/// Entries that a workgroup scores.
-const TILE: u32 = 256;
+/// Slots that a workgroup scores.
+const LANES: u32 = 256;
 /// Channels of a block with one scale.
 const BLOCK: u32 = 32;
 /// Most heads whose queries are in workgroup memory at a time: the released number. More would cost occupancy.
@@ -33,7 +35,6 @@ pub struct Params {
     page_entries: u32,
     page_words: u32,
     key_offset: u32,
-    score_stride: u32,
     capacity: u32,
     block_size: u32,
     candidate_stride: u32,
@@ -55,7 +56,6 @@ pub fn layout() -> Layout {
             page_entries,
             page_words,
             key_offset,
-            score_stride,
             capacity,
             block_size,
             candidate_stride,
@@ -77,39 +77,33 @@ pub struct IndexScoreDims {
     pub weight_offset: u32,
     /// Tokens an entry.
     pub ratio: u32,
-    /// Entries a page.
-    pub page_entries: u32,
-    /// Words of an entry's latent; a page's latents lie before its keys.
-    pub latent_words: u32,
-    /// Entries that the cache holds.
+    /// Where the keys lie in a page.
+    pub page: PageLayout,
+    /// Entries that the layer's cache holds.
     pub capacity: u32,
     /// Score these candidate blocks only.
     pub candidates: Option<CandidateDims>,
 }
 
 impl IndexScoreDims {
-    /// Scores of a row: entries, or candidate slots.
+    /// Slots of a row: entries, or those of candidate blocks.
     pub fn slots(&self) -> u32 {
         self.candidates.map_or(self.capacity, |c| c.slots(self.capacity))
-    }
-    fn row_words(&self) -> u32 {
-        CacheFormat::Mxfp4.row_words(self.head_dim as usize) as u32
     }
     /// The uniform.
     fn params(&self) -> Params {
         Params {
             heads: self.heads,
             code_words: CacheFormat::Mxfp4.code_words(self.head_dim as usize) as u32,
-            row_words: self.row_words(),
+            row_words: self.page.key_words as u32,
             weight_stride: self.weight_stride,
             weight_offset: self.weight_offset,
             // The kernel's dots are of doubled values: a quarter, which is exact.
             weight_scale: weight_scale(self.heads, self.head_dim) * 0.25,
             ratio: self.ratio,
-            page_entries: self.page_entries,
-            page_words: self.page_entries * (self.latent_words + self.row_words()),
-            key_offset: self.page_entries * self.latent_words,
-            score_stride: score_stride(self.slots()),
+            page_entries: self.page.entries as u32,
+            page_words: self.page.page_words as u32,
+            key_offset: self.page.key(0) as u32,
             capacity: self.slots(),
             block_size: self.candidates.map_or(0, |c| c.block_size),
             candidate_stride: self.candidates.map_or(0, |c| c.list_words()),
@@ -128,39 +122,56 @@ pub fn weight_scale(heads: u32, head_dim: u32) -> f32 {
 pub struct IndexScoreBuffers<'a> {
     /// The step, uniform.
     pub step: &'a Buffer,
-    /// Index queries (T, H_i, row words), MXFP4.
+    /// The session's page table, uniform.
+    pub table: &'a Buffer,
+    /// Index queries (T, H_i, key words), MXFP4.
     pub queries: &'a Buffer,
     /// Rows with the raw head weights (T, weight_stride).
     pub weights: &'a Buffer,
-    /// Pages of the layer that owns the keys.
-    pub pages: &'a Buffer,
-    /// Candidate blocks (T, 1 + blocks); needed with [`IndexScoreDims::candidates`].
-    pub candidates: Option<&'a Buffer>,
-    /// Scores (T, score_stride), written.
+    /// Candidate blocks (T, 1 + blocks); read with [`IndexScoreDims::candidates`] only.
+    pub candidates: &'a Buffer,
+    /// Scores of a tile, [`Tiling::score_words`](super::tiling::Tiling::score_words) long; written.
     pub scores: &'a Buffer,
 }
 
 /// The kernel for one layer.
 #[derive(Debug)]
 pub struct IndexScore {
-    bound: Bound,
-    slots: u32,
+    pipeline: Arc<Pipeline>,
+    params: Buffer,
+    step: Buffer,
+    table: Buffer,
+    queries: Buffer,
+    weights: Buffer,
+    candidates: Buffer,
+    scores: Buffer,
+    tiles: Tiles,
+    /// By number.
+    slabs: Vec<(Buffer, PerTile)>,
     key_bytes: u64,
 }
 
 impl IndexScore {
-    /// Makes the pipeline and its bindings; `dot4` is used where the device has packed integer dot products.
-    pub fn new(gpu: &Gpu, dims: &IndexScoreDims, buffers: &IndexScoreBuffers<'_>) -> Result<Self> {
+    /// Makes the pipeline; `dot4` is used where the device has packed integer dot products. Slabs are added later.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] for queries that do not fit into workgroup memory, and those of [`Gpu::pipeline`] and
+    /// [`Gpu::uniform`].
+    pub fn new(gpu: &Gpu, dims: &IndexScoreDims, buffers: &IndexScoreBuffers<'_>, tiles: &Tiles) -> Result<Self> {
         let variant = if gpu.features().dot4 { "dot4" } else { "plain" };
-        Self::with_variant(gpu, variant, dims, buffers)
+        Self::with_variant(gpu, variant, dims, buffers, tiles)
     }
 
     /// The same with a variant by name: `plain` or `dot4`.
+    ///
+    /// # Errors
+    /// As [`IndexScore::new`].
     pub fn with_variant(
         gpu: &Gpu,
         variant: &str,
         dims: &IndexScoreDims,
         buffers: &IndexScoreBuffers<'_>,
+        tiles: &Tiles,
     ) -> Result<Self> {
         let blocks = dims.head_dim.div_ceil(BLOCK);
         let head_bytes = blocks * block_bytes(variant) + 4;
@@ -174,29 +185,52 @@ impl IndexScore {
         // Queries are decoded into workgroup memory, a power of two of heads at a time.
         let head_tile = MOST_HEADS.min(1 << most_heads);
         let overrides = [("blocks", blocks.into()), ("head_tile", head_tile.into())];
-        let pipeline = gpu.pipeline("index_score", variant, &overrides)?;
-        let params = gpu.uniform("index_score params", &dims.params())?;
-        // Without candidates the binding is there but never read: any read-only buffer will do.
-        let bound = gpu.bind(
-            &pipeline,
-            &[
-                Binding::Whole(&params),
-                Binding::Whole(buffers.step),
-                Binding::Whole(buffers.queries),
-                Binding::Whole(buffers.weights),
-                Binding::Whole(buffers.pages),
-                Binding::Whole(buffers.candidates.unwrap_or(buffers.queries)),
-                Binding::Whole(buffers.scores),
-            ],
-        )?;
-        Ok(Self { bound, slots: dims.slots(), key_bytes: dims.row_words() as u64 * 4 })
+        Ok(Self {
+            pipeline: gpu.pipeline("index_score", variant, &overrides)?,
+            params: gpu.uniform("index_score params", &dims.params())?,
+            step: buffers.step.clone(),
+            table: buffers.table.clone(),
+            queries: buffers.queries.clone(),
+            weights: buffers.weights.clone(),
+            candidates: buffers.candidates.clone(),
+            scores: buffers.scores.clone(),
+            tiles: tiles.clone(),
+            slabs: vec![],
+            key_bytes: dims.page.key_words as u64 * 4,
+        })
     }
 
-    /// Scores `rows` rows. `visible` is an upper bound, known to the host, of the entries that the last row sees: it
-    /// sizes the grid and the traffic; entries beyond it would stay unscored. The device knows the exact number.
-    pub fn record(&self, recording: &mut Recording, rows: u32, visible: u32) {
-        let slots = visible.min(self.slots);
-        let cache = rows as u64 * slots as u64 * self.key_bytes;
-        recording.dispatch(&self.bound, [slots.div_ceil(TILE), rows, 1], Traffic { weights: 0, cache });
+    /// Adds the slab of the next number.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::bind`].
+    pub fn add_slab(&mut self, gpu: &Gpu, slab: &Buffer) -> Result<()> {
+        let bounds = PerTile::new(&self.tiles);
+        // A slab that cannot be bound shows here.
+        bounds.get(gpu, &self.pipeline, 0, &self.bindings(slab, self.tiles.uniform(0)))?;
+        self.slabs.push((slab.clone(), bounds));
+        Ok(())
+    }
+
+    fn bindings<'a>(&'a self, slab: &'a Buffer, tile: &'a Buffer) -> [Binding<'a>; 9] {
+        let Self { params, step, table, queries, weights, candidates, scores, .. } = self;
+        [params, step, table, tile, queries, weights, slab, candidates, scores].map(Binding::Whole)
+    }
+
+    /// Scores the slots of a pass for `rows` rows, as far as their pages lie in these slabs; others stay unscored.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::bind`]: bind groups are made when they are first needed.
+    pub fn record(&self, gpu: &Gpu, recording: &mut Recording, rows: u32, pass: &Pass, slabs: &[usize]) -> Result<()> {
+        // All slabs together hold each key once.
+        let mut cache = rows as u64 * pass.slots as u64 * self.key_bytes;
+        for &slab in slabs {
+            let (slab, bounds) = &self.slabs[slab];
+            let bindings = self.bindings(slab, self.tiles.uniform(pass.tile));
+            let bound = bounds.get(gpu, &self.pipeline, pass.tile, &bindings)?;
+            let traffic = Traffic { weights: 0, cache: std::mem::take(&mut cache) };
+            recording.dispatch(bound, [pass.slots.div_ceil(LANES), rows, 1], traffic);
+        }
+        Ok(())
     }
 }

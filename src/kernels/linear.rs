@@ -1,9 +1,11 @@
 //! Kernel `linear`: matrix products over a pack of weights, with the RMS norm of the input inside (`numerics.md` §3).
 //! Also what a pack of weights is, and how a dot product falls to lanes, which the other weight kernels share.
 
+use crate::checkpoint::Format;
 use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Pipeline, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Most matrices in one slice of a pack.
@@ -16,7 +18,7 @@ const WORKGROUP: u32 = 128;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Segment {
-    /// A [`Format`](crate::checkpoint::Format) as a number.
+    /// A [`Format`] as a number.
     pub format: u32,
     /// Word offset of the codes, a multiple of 4.
     pub data: u32,
@@ -50,6 +52,22 @@ pub struct Pack {
     pub k: u32,
     /// In order.
     pub slices: Vec<Slice>,
+}
+
+impl Pack {
+    /// The matrices whose outputs lie at `outputs`, without those beside them.
+    pub fn part(&self, outputs: Range<usize>) -> Self {
+        let slice = |slice: &Slice| {
+            let segments = part(&slice.segments, &outputs);
+            (!segments.is_empty()).then(|| Slice { weights: slice.weights.clone(), segments })
+        };
+        Self { k: self.k, slices: self.slices.iter().filter_map(slice).collect() }
+    }
+}
+
+/// Those of `segments` whose outputs lie at `outputs`.
+pub(crate) fn part(segments: &[Segment], outputs: &Range<usize>) -> Vec<Segment> {
+    segments.iter().filter(|segment| outputs.contains(&(segment.out as usize))).copied().collect()
 }
 
 /// Uniforms of `linear`.
@@ -146,7 +164,11 @@ impl Linear {
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })?;
             let outputs: u32 = slice.segments.iter().map(Segment::tiles).sum();
-            Ok(SliceDispatch { tiles, grid: fold(outputs.div_ceil(lane_groups(pack.k))), bytes: slice.weights.bytes() })
+            Ok(SliceDispatch {
+                tiles,
+                grid: fold(outputs.div_ceil(lane_groups(pack.k))),
+                bytes: slice.segments.iter().map(|segment| segment.bytes(pack.k)).sum(),
+            })
         };
         Ok(Self { last_row: io.last_row, slices: pack.slices.iter().map(slice).collect::<Result<_>>()? })
     }
@@ -164,6 +186,18 @@ impl Linear {
 }
 
 impl Segment {
+    /// Bytes of its codes and scales, in whole quads, for rows of `k` channels.
+    fn bytes(&self, k: u32) -> u64 {
+        let codes = self.scales - self.data;
+        let scale_rows = match self.format {
+            format if format == Format::Fp8Block as u32 => self.rows.div_ceil(32),
+            format if format > Format::Fp8Block as u32 => self.rows,
+            _ => 0,
+        };
+        let words = codes + scale_rows * k.div_ceil(32).div_ceil(4);
+        4 * words.next_multiple_of(4) as u64
+    }
+
     /// Tiles of outputs: four, or one where four could straddle two groups.
     fn tiles(&self) -> u32 {
         self.rows.div_ceil(if self.group_rows.is_multiple_of(4) { 4 } else { 1 })

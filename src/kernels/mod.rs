@@ -1,4 +1,5 @@
 //! One file per WGSL kernel of the same name: its uniform struct, its bindings, its dispatch size. Knows `gpu`, no model.
+//! Besides, [`tiling`] says how a selection is cut into dispatches, and [`selector`] puts its three kernels together.
 
 pub mod attend;
 pub mod boundary;
@@ -10,11 +11,15 @@ pub mod experts_down;
 pub mod experts_up;
 pub mod group_rows;
 pub mod index_score;
+pub mod latent_gather;
 pub mod linear;
 pub mod ring_commit;
 pub mod route;
 pub mod sample;
 pub mod select;
+pub mod select_merge;
+pub mod selector;
+pub mod tiling;
 
 use crate::gpu::Layout;
 
@@ -57,8 +62,8 @@ pub struct Step {
     pub p5: u32,
 }
 
-/// Every host struct that a shader reads, to be held against the shaders. [`Step`] is in several kernels; it stands here
-/// under the kernel that writes it.
+/// Every host struct that a shader reads, to be held against the shaders. [`Step`] and the tile are in several kernels; each
+/// stands here under one of them.
 pub fn layouts() -> Vec<Layout> {
     let mut layouts = vec![crate::layout!(
         "sample",
@@ -84,6 +89,7 @@ pub fn layouts() -> Vec<Layout> {
     layouts.extend([
         attend::layout(),
         cache_append::layout(),
+        latent_gather::layout(),
         ring_commit::layout(),
         linear::layout(),
         linear::segment_layout(),
@@ -103,6 +109,8 @@ pub fn layouts() -> Vec<Layout> {
         sample::layout(),
         index_score::layout(),
         select::layout(),
+        select_merge::layout(),
+        tiling::layout(),
     ]);
     layouts
 }

@@ -1,147 +1,174 @@
 //! Kernel `select`: the entries with the highest scores, and the candidate blocks (`numerics.md` §6).
 
+use super::tiling::{CandidateDims, Pass, PerTile, Tiles};
 use crate::error::Result;
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
+use crate::gpu::{Binding, Buffer, Gpu, Layout, Pipeline, Recording, Traffic};
+use std::sync::Arc;
 
-/// Uniform of the kernel.
+/// Uniform of `select`, and of `select_merge`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Params {
+pub(super) struct Params {
     topk: u32,
     ratio: u32,
     capacity: u32,
-    score_stride: u32,
     block_size: u32,
     blocks: u32,
-    maxima_stride: u32,
 }
 
-/// [`Params`], to be held against WGSL.
+/// `Params`, to be held against WGSL.
 pub fn layout() -> Layout {
-    crate::layout!("select", Params { topk, ratio, capacity, score_stride, block_size, blocks, maxima_stride })
+    crate::layout!("select", Params { topk, ratio, capacity, block_size, blocks })
 }
 
-/// Candidate blocks of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CandidateDims {
-    /// Entries a block.
-    pub block_size: u32,
-    /// Blocks that are kept.
-    pub blocks: u32,
-}
-
-impl CandidateDims {
-    /// Candidate slots of a row over a cache of `capacity` entries.
-    pub fn slots(&self, capacity: u32) -> u32 {
-        self.blocks.min(capacity.div_ceil(self.block_size)) * self.block_size
-    }
-    /// Words of a row of the candidate list: the count and the block ids.
-    pub fn list_words(&self) -> u32 {
-        1 + self.blocks
-    }
-    /// Words of a row of block maxima, the scratch of [`SelectKind::Source`].
-    pub fn maxima_words(&self, capacity: u32) -> u32 {
-        capacity.div_ceil(self.block_size).next_multiple_of(4)
-    }
-}
-
-/// Words between rows of scores of `slots` entries or candidate slots: `select` reads them four at a time.
-pub fn score_stride(slots: u32) -> u32 {
-    slots.next_multiple_of(4)
+/// The same of `select_merge`.
+pub fn merge_layout() -> Layout {
+    crate::layout!("select_merge", Params { topk, ratio, capacity, block_size, blocks })
 }
 
 /// What the scores are of, and what is written beside the selection.
-#[derive(Debug, Clone, Copy)]
-pub enum SelectKind<'a> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SelectKind {
     /// Scores of all visible entries.
     Plain,
     /// The same; the candidate blocks are written too.
-    Source {
-        /// Their sizes.
-        dims: CandidateDims,
-        /// Block maxima (T, [`CandidateDims::maxima_words`]), scratch.
-        maxima: &'a Buffer,
-        /// Candidate blocks (T, 1 + blocks): count, ascending ids; written.
-        candidates: &'a Buffer,
-    },
+    Source,
     /// Scores of the slots of candidate blocks.
-    Restricted {
-        /// Their sizes.
-        dims: CandidateDims,
-        /// Candidate blocks (T, 1 + blocks): count, ascending ids.
-        candidates: &'a Buffer,
-    },
+    Restricted,
 }
 
-/// Sizes that the kernel is made for.
+impl SelectKind {
+    /// Name of the variants of `select` and `select_merge`.
+    pub(super) fn variant(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Source => "source",
+            Self::Restricted => "restricted",
+        }
+    }
+    /// The candidate blocks of a layer of this kind.
+    pub(super) fn candidates(self, tiles: &Tiles) -> Option<CandidateDims> {
+        tiles.tiling().dims().candidates.filter(|_| self != Self::Plain)
+    }
+}
+
+/// Sizes that the kernels are made for; further sizes are those of the [`Tiles`].
 #[derive(Debug, Clone, Copy)]
 pub struct SelectDims {
-    /// Most entries of a selection.
-    pub topk: u32,
+    /// What is selected.
+    pub kind: SelectKind,
     /// Tokens an entry.
     pub ratio: u32,
-    /// Entries that the cache holds.
+    /// Entries that the layer's cache holds.
     pub capacity: u32,
 }
 
-/// Buffers of the kernel, whatever its kind.
+impl SelectDims {
+    /// The uniform.
+    ///
+    /// # Panics
+    /// When the kind has to do with candidates and the tiles are made without.
+    pub(super) fn params(&self, tiles: &Tiles) -> Params {
+        let candidates = self.kind.candidates(tiles);
+        assert!(candidates.is_some() || self.kind == SelectKind::Plain, "tiles for candidate blocks");
+        let capacity = match (self.kind, candidates) {
+            (SelectKind::Restricted, Some(c)) => c.slots(self.capacity),
+            _ => self.capacity,
+        };
+        Params {
+            topk: tiles.tiling().dims().topk,
+            ratio: self.ratio,
+            capacity,
+            block_size: candidates.map_or(1, |c| c.block_size),
+            blocks: candidates.map_or(0, |c| c.blocks),
+        }
+    }
+}
+
+/// Buffers of the kernels. Scratch is as long as the [`Tiling`](super::tiling::Tiling) says.
 #[derive(Debug, Clone, Copy)]
 pub struct SelectBuffers<'a> {
     /// The step, uniform.
     pub step: &'a Buffer,
-    /// Scores (T, [`score_stride`]).
+    /// Scores of a tile.
     pub scores: &'a Buffer,
+    /// Lists of a tile's segments, scratch.
+    pub lists: &'a Buffer,
+    /// Keys that are carried from tile to tile, scratch.
+    pub carry: &'a Buffer,
+    /// Block maxima of a tile, scratch of [`SelectKind::Source`].
+    pub maxima: &'a Buffer,
     /// Selection (T, 1 + topk): count, ascending entry ids; written.
     pub selection: &'a Buffer,
+    /// Candidate blocks (T, 1 + blocks): count, ascending ids; [`SelectKind::Source`] writes them, [`SelectKind::Restricted`]
+    /// reads them.
+    pub candidates: &'a Buffer,
+}
+
+/// A kernel of one layer on its buffers, with a bind group a tile.
+#[derive(Debug)]
+pub(super) struct Tiled {
+    pipeline: Arc<Pipeline>,
+    /// Params and step, before the tile.
+    uniforms: [Buffer; 2],
+    storage: Vec<Buffer>,
+    tiles: Tiles,
+    bounds: PerTile,
+}
+
+impl Tiled {
+    pub(super) fn new(
+        gpu: &Gpu,
+        pipeline: Arc<Pipeline>,
+        uniforms: [Buffer; 2],
+        storage: &[&Buffer],
+        tiles: &Tiles,
+    ) -> Result<Self> {
+        let storage = storage.iter().map(|&buffer| buffer.clone()).collect();
+        let tiled = Self { pipeline, uniforms, storage, tiles: tiles.clone(), bounds: PerTile::new(tiles) };
+        // Buffers that do not fit show here.
+        tiled.dispatch(gpu, &mut Recording::new(), 0, [0; 3])?;
+        Ok(tiled)
+    }
+
+    pub(super) fn dispatch(&self, gpu: &Gpu, recording: &mut Recording, tile: usize, grid: [u32; 3]) -> Result<()> {
+        let uniforms = [&self.uniforms[0], &self.uniforms[1], self.tiles.uniform(tile)];
+        let bindings: Vec<_> = uniforms.into_iter().chain(&self.storage).map(Binding::Whole).collect();
+        let bound = self.bounds.get(gpu, &self.pipeline, tile, &bindings)?;
+        recording.dispatch(bound, grid, Traffic::NONE);
+        Ok(())
+    }
 }
 
 /// The kernel for one layer.
 #[derive(Debug)]
-pub struct Select {
-    bound: Bound,
-}
+pub struct Select(Tiled);
 
 impl Select {
-    /// Makes the pipeline and its bindings.
-    pub fn new(gpu: &Gpu, dims: &SelectDims, kind: SelectKind<'_>, buffers: &SelectBuffers<'_>) -> Result<Self> {
-        let (variant, candidate) = match kind {
-            SelectKind::Plain => ("plain", None),
-            SelectKind::Source { dims, .. } => ("source", Some(dims)),
-            SelectKind::Restricted { dims, .. } => ("restricted", Some(dims)),
-        };
-        let slots = match kind {
-            SelectKind::Restricted { dims: candidate, .. } => candidate.slots(dims.capacity),
-            _ => dims.capacity,
-        };
-        let params = Params {
-            topk: dims.topk,
-            ratio: dims.ratio,
-            capacity: slots,
-            score_stride: score_stride(slots) / 4,
-            block_size: candidate.map_or(1, |c| c.block_size),
-            blocks: candidate.map_or(0, |c| c.blocks),
-            maxima_stride: candidate.map_or(0, |c| c.maxima_words(dims.capacity) / 4),
-        };
-        let params = gpu.uniform("select params", &params)?;
-        let mut bindings = vec![
-            Binding::Whole(&params),
-            Binding::Whole(buffers.step),
-            Binding::Whole(buffers.scores),
-            Binding::Whole(buffers.selection),
-        ];
-        match kind {
+    /// Makes the pipeline.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::pipeline`], [`Gpu::uniform`] and [`Gpu::bind`].
+    ///
+    /// # Panics
+    /// When the kind has to do with candidates and the tiles are made without.
+    pub fn new(gpu: &Gpu, dims: &SelectDims, buffers: &SelectBuffers<'_>, tiles: &Tiles) -> Result<Self> {
+        let params = gpu.uniform("select params", &dims.params(tiles))?;
+        let pipeline = gpu.pipeline("select", dims.kind.variant(), &[])?;
+        let mut storage = vec![buffers.scores, buffers.selection, buffers.lists];
+        match dims.kind {
             SelectKind::Plain => {}
-            SelectKind::Source { maxima, candidates, .. } => {
-                bindings.extend([Binding::Whole(maxima), Binding::Whole(candidates)]);
-            }
-            SelectKind::Restricted { candidates, .. } => bindings.push(Binding::Whole(candidates)),
+            SelectKind::Source => storage.extend([buffers.maxima, buffers.candidates]),
+            SelectKind::Restricted => storage.push(buffers.candidates),
         }
-        let pipeline = gpu.pipeline("select", variant, &[])?;
-        Ok(Self { bound: gpu.bind(&pipeline, &bindings)? })
+        Ok(Self(Tiled::new(gpu, pipeline, [params, buffers.step.clone()], &storage, tiles)?))
     }
 
-    /// Selects for `rows` rows.
-    pub fn record(&self, recording: &mut Recording, rows: u32) {
-        recording.dispatch(&self.bound, [rows, 1, 1], Traffic { weights: 0, cache: 0 });
+    /// Selects from the scores of a pass for `rows` rows.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::bind`]: bind groups are made when they are first needed.
+    pub fn record(&self, gpu: &Gpu, recording: &mut Recording, rows: u32, pass: &Pass) -> Result<()> {
+        self.0.dispatch(gpu, recording, pass.tile, [pass.segments, rows, 1])
     }
 }

@@ -6,17 +6,21 @@ mod plan;
 mod scratch;
 mod sequence;
 mod step;
+pub mod synthetic;
 #[cfg(not(target_arch = "wasm32"))]
 mod trace;
 pub mod weights;
 
 pub use crate::layout::Options;
 pub use plan::MemoryPlan;
-pub use sequence::{Finish, Generation, Sequence};
+pub use sequence::{Finish, Generation, Progress, Sequence, Standing};
+pub use step::LayerRows;
 
+use crate::cache::PagePool;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::gpu::Gpu;
+use crate::kernels::tiling::Tiles;
 use crate::layout::{boundary_dims, Layout};
 use crate::text::NgramTables;
 use crate::Result;
@@ -27,7 +31,7 @@ use weights::{WeightPlan, Weights};
 /// NaN in every format of a cache or of scratch: what unwritten memory holds when [`Options::poison`] is set.
 pub const POISON: u32 = u32::MAX;
 
-/// A model on a device: its weights, and the scratch that all its sequences share.
+/// A model on a device: its weights, the scratch that all its sequences share, and the pages of their texts.
 #[derive(Debug)]
 pub struct Model {
     pub(crate) gpu: Arc<Gpu>,
@@ -36,6 +40,10 @@ pub struct Model {
     pub(crate) layout: Layout,
     pub(crate) weights: Weights,
     pub(crate) scratch: Scratch,
+    /// How scores are cut, and the uniforms that say so.
+    pub(crate) tiles: Tiles,
+    /// Pages of all its texts.
+    pub(crate) pool: PagePool,
     /// Compressed id of what lies before the text.
     pub(crate) ngrams: NgramTables,
     plan: MemoryPlan,
@@ -55,8 +63,10 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let config = checkpoint.config().clone();
-        let layout = Layout::new(&config, options)?;
-        let limit = options.slice_bytes.unwrap_or(u64::MAX).min(pack::slice_limit(&gpu));
+        let bindable = pack::slice_limit(&gpu);
+        let slab_bytes = options.slab_bytes.map(|bytes| bytes.min(bindable));
+        let layout = Layout::new(&config, &Options { slab_bytes, ..options.clone() })?;
+        let limit = options.slice_bytes.unwrap_or(u64::MAX).min(bindable);
         let weight_plan = WeightPlan::of(checkpoint, &layout, limit)?;
         let plan = MemoryPlan::new(&config, &layout, &weight_plan);
         plan.check(&config, &layout, gpu.limits())?;
@@ -64,8 +74,10 @@ impl Model {
         let dims = boundary_dims(&config);
         let weights = weight_plan.load(&gpu, checkpoint, tables, &dims, &mut |bytes| progress(bytes, total)).await?;
         let scratch = Scratch::new(&gpu, &config, &layout)?;
+        let tiles = Tiles::new(&gpu, layout.tiling.clone())?;
+        let pool = PagePool::new(&gpu, layout.pool, options.poison.then_some(POISON))?;
         let ngrams = NgramTables { token_map: vec![], ..tables.clone() };
-        Ok(Self { gpu, config, options: options.clone(), layout, weights, scratch, ngrams, plan })
+        Ok(Self { gpu, config, options: options.clone(), layout, weights, scratch, tiles, pool, ngrams, plan })
     }
 
     /// [`Model::load`], blocking.
@@ -96,6 +108,11 @@ impl Model {
     /// Device memory of the model with one sequence, by kind.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    /// Pages of all texts.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
     }
 
     /// Widths and sizes on the device.

@@ -7,7 +7,7 @@
 use crate::checkpoint::{Format, Tensor};
 use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::{ExpertPack, ExpertSegment, ExpertSlice};
-use crate::kernels::linear::{Pack, Segment, Slice, MAX_SEGMENTS};
+use crate::kernels::linear::{part, Pack, Segment, Slice, MAX_SEGMENTS};
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -154,6 +154,11 @@ impl LinearPlan {
     /// Number of slices: dispatches of a kernel that reads the pack.
     pub fn slices(&self) -> usize {
         self.slices.len()
+    }
+
+    /// Number of slices with matrices whose outputs lie at `outputs`.
+    pub fn part(&self, outputs: &Range<usize>) -> usize {
+        self.slices.iter().filter(|slice| !part(&slice.segments, outputs).is_empty()).count()
     }
 
     /// Makes the buffers and fills them. `tensor(i)` is the tensor of matrix i; it is asked for once a slice.

@@ -21,8 +21,12 @@ pub(super) const READBACK_TOKENS: usize = 4;
 pub struct MemoryPlan {
     /// Weights.
     pub weights: u64,
-    /// Caches of a sequence.
+    /// Caches of a sequence of no token, and what the pool of pages has besides slabs.
     pub cache: u64,
+    /// Slabs of pages for a whole context; the pool grows by one of [`MemoryPlan::slab`] bytes at a time.
+    pub pages: u64,
+    /// Bytes of a slab.
+    pub slab: u64,
     /// Activations.
     pub scratch: u64,
     /// Uniforms and step state.
@@ -39,9 +43,11 @@ impl MemoryPlan {
         let of = |kind| cache.iter().filter(|(k, _)| *k == kind).map(|&(_, words)| bytes(words)).sum::<u64>();
         Self {
             weights: weights.bytes(),
-            cache: of(MemoryKind::Cache),
+            cache: of(MemoryKind::Cache) + bytes(layout.pool.page_words),
+            pages: layout.pool.slabs(layout.pages(layout.context)) as u64 * bytes(layout.pool.slab_words()),
+            slab: bytes(layout.pool.slab_words()),
             scratch: scratch::words(config, layout).iter().map(|&(_, words)| bytes(words)).sum(),
-            params: of(MemoryKind::Params) + uniforms(config, weights),
+            params: of(MemoryKind::Params) + uniforms(config, weights) + layout.tiling.uniform_bytes(),
             readback: READBACK_SLOTS as u64 * Buffer::allocated(8 * READBACK_TOKENS as u64),
         }
     }
@@ -63,13 +69,18 @@ impl MemoryPlan {
 
     /// All kinds together.
     pub fn total(&self) -> u64 {
-        self.weights + self.cache + self.scratch + self.params + self.readback
+        self.weights + self.cache + self.pages + self.scratch + self.params + self.readback
     }
 
-    /// The same by kind.
+    /// The plan while the sequence holds `tokens` tokens: slabs come as they are needed.
+    pub fn at(&self, layout: &Layout, tokens: usize) -> Self {
+        Self { pages: layout.pool.slabs(layout.pages(tokens)) as u64 * self.slab, ..self.clone() }
+    }
+
+    /// All together by kind.
     pub fn by_kind(&self) -> BTreeMap<MemoryKind, u64> {
         use MemoryKind::*;
-        let bytes = [self.weights, self.cache, self.scratch, self.params, self.readback];
+        let bytes = [self.weights, self.cache + self.pages, self.scratch, self.params, self.readback];
         [Weights, Cache, Scratch, Params, Readback].into_iter().zip(bytes).collect()
     }
 
@@ -102,10 +113,12 @@ fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
         ("engram_gather", slices.tables),
         ("engram_gate", config.layers.iter().filter(|layer| layer.engram.is_some()).count()),
         ("boundary", 2 * layers + 1),
-        ("linear", slices.linear),
+        ("linear", slices.linear + slices.parts),
         ("cache_append", layers),
         ("index_score", selecting),
         ("select", selecting),
+        ("select_merge", selecting),
+        ("latent_gather", selecting),
         ("attend", layers),
         ("ring_commit", layers),
         ("route", layers),

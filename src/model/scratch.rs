@@ -62,10 +62,16 @@ scratch! {
     chunk: |s| s.rows * s.layout.window_row,
     /// (T, H_i, packed index query).
     index_queries: |s| s.rows * s.config.index_n_heads * s.layout.key_row,
-    /// (T, scores).
-    scores: |s| s.rows * s.layout.scores,
-    /// (T, block maxima) at the candidate source.
-    block_maxima: |s| s.rows * s.layout.block_scores,
+    /// Scores of a tile, by row.
+    scores: |s| s.layout.tiling.score_words(),
+    /// Lists of a tile's segments.
+    lists: |s| s.layout.tiling.list_words(),
+    /// Keys that are carried from tile to tile.
+    carry: |s| s.layout.tiling.carry_words(),
+    /// Block maxima of a tile at the candidate source.
+    block_maxima: |s| s.layout.tiling.maxima_words(),
+    /// (T, topk, packed latent): those of the selected entries.
+    latents: |s| s.rows * s.layout.latents,
     /// (T, 1 + topk): count, entries.
     selection: |s| s.rows * s.layout.selection,
     /// (T, 1 + blocks): count, candidate blocks.

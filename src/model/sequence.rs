@@ -1,18 +1,22 @@
-//! A text on the device: reads tokens, makes tokens.
+//! A text on the device: reads tokens, makes tokens, goes back.
 //!
 //! Making a token is one submission. The host records steps ahead of the device and takes sampled ids back in batches; it
 //! never waits for the step that it has just sent.
 
 use super::plan::{READBACK_SLOTS, READBACK_TOKENS};
-use super::step::{Rows, StepKernels};
+use super::step::{LayerRows, Rows, StepKernels};
 use super::{Model, POISON};
-use crate::cache::{Cache, OUT_RING};
+use crate::cache::{history, Cache, Page, Pages, OUT_RING};
 use crate::gpu::{Gpu, ReadbackRing, Recording};
+use crate::kernels::engram_gather::BEFORE_TEXT;
 use crate::kernels::Step;
+use crate::layout::PAGE_TOKENS;
+use crate::reading::{Depth, Floors, Prefill, Reading, Replay};
 use crate::reference::sequence::{check_room, check_tokens};
-use crate::sampling::Request;
+use crate::sampling::{Generator, Request};
 use crate::{Error, Result};
 use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 /// Status of a sampled token's record (see `sample.wgsl`).
@@ -31,6 +35,20 @@ pub enum Finish {
     Length,
 }
 
+/// What of the state besides the pages is that of the tokens read so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    /// All of it.
+    Ready,
+    /// The encoder's: a bounded or exact reading ended early.
+    EncoderReady,
+    /// Nothing: only pages were kept.
+    Lost,
+}
+
+/// Hears how many tokens of a reading are done; says whether it goes on.
+pub type Progress<'a> = &'a mut dyn FnMut(usize) -> ControlFlow<()>;
+
 /// A model's kernels on one cache, and the text that the cache holds.
 #[derive(Debug)]
 pub struct Sequence {
@@ -40,15 +58,34 @@ pub struct Sequence {
     readback: ReadbackRing,
     /// The whole text.
     pub(super) tokens: Vec<u32>,
-    /// Tokens of it that are in the cache; the rest is read by the next step.
+    /// Tokens of it that are in the cache; the rest, one at most between two calls, is read by the next step.
     pub(super) cached: usize,
+    /// Tokens whose groups were in the pages when the windows were last rebuilt: those entries are not written again.
+    kept: usize,
+    floors: Floors,
+    windows: Windows,
+    generator: Generator,
+    replayed: usize,
+    /// What was before a reading that has not ended.
+    reading: Option<Before>,
     run: Option<Run>,
+}
+
+/// A text before a reading.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    length: usize,
+    cached: usize,
+    floors: Floors,
+    windows: Windows,
 }
 
 /// A generation in progress.
 #[derive(Debug)]
 struct Run {
     max_tokens: usize,
+    /// Tokens drawn before it.
+    drawn: u32,
     /// Steps sent, and tokens that came back.
     submitted: usize,
     received: usize,
@@ -57,6 +94,28 @@ struct Run {
     /// Arrived and not taken.
     ready: VecDeque<u32>,
     finish: Option<Finish>,
+}
+
+impl Run {
+    /// Slot of the first step that no readback covers, and how many steps that are: they never wrap.
+    fn uncovered(&self) -> (usize, usize) {
+        ((self.drawn as usize + self.covered) % OUT_RING, self.submitted - self.covered)
+    }
+}
+
+/// What a sequence knows besides rings, remainders and pages: with those it can be made again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standing {
+    /// Tokens that are in the cache; what follows waits to be read.
+    pub cached: usize,
+    /// Tokens whose groups are in the pages.
+    pub paged: usize,
+    /// Lowest positions whose window keys may be seen.
+    pub floors: Floors,
+    /// Entries of groups that end before this position are not written again.
+    pub kept: usize,
+    /// Draws so far.
+    pub generator: Generator,
 }
 
 impl Sequence {
@@ -73,7 +132,21 @@ impl Sequence {
         }
         let kernels = StepKernels::new(&model, &cache)?;
         let readback = ReadbackRing::new(gpu, READBACK_SLOTS, 8 * READBACK_TOKENS as u64)?;
-        Ok(Self { cache, kernels, readback, tokens: vec![], cached: 0, run: None, model })
+        Ok(Self {
+            cache,
+            kernels,
+            readback,
+            tokens: vec![],
+            cached: 0,
+            kept: 0,
+            floors: Floors::default(),
+            windows: Windows::Ready,
+            generator: Generator::default(),
+            replayed: 0,
+            reading: None,
+            run: None,
+            model,
+        })
     }
 
     /// The device.
@@ -89,6 +162,11 @@ impl Sequence {
     /// The caches.
     pub fn cache(&self) -> &Cache {
         &self.cache
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> &Pages {
+        &self.cache.pages
     }
 
     /// Tokens of the text.
@@ -111,84 +189,308 @@ impl Sequence {
         self.model.layout.context - self.tokens.len()
     }
 
+    /// Tokens whose groups are in the pages: a prefix of the text.
+    pub fn paged(&self) -> usize {
+        self.cached.max(self.kept)
+    }
+
+    /// What is needed, besides pages, rings and remainders, to make this sequence again. Nothing must be on its way: after
+    /// [`Sequence::settle_async`].
+    pub fn standing(&self) -> Standing {
+        let Self { cached, floors, kept, generator, .. } = *self;
+        Standing { cached, paged: self.paged(), floors, kept, generator }
+    }
+
+    /// Raw ids before the tokens that wait, newest first: what a step must know of them.
+    pub fn history(&self) -> Vec<u32> {
+        let id = |back: usize| self.cached.checked_sub(back).map_or(BEFORE_TEXT, |at| self.tokens[at]);
+        (1..=history(&self.model.config)).map(id).collect()
+    }
+
+    /// Whether rings and remainders are those of the text.
+    pub fn has_windows(&self) -> bool {
+        self.windows == Windows::Ready
+    }
+
+    /// Rows that were computed again to rebuild windows, since the sequence was made.
+    pub fn replayed(&self) -> usize {
+        self.replayed
+    }
+
+    /// Rows that each layer has run since the sequence was made.
+    pub fn layer_rows(&self) -> Vec<LayerRows> {
+        self.kernels.layer_rows()
+    }
+
     /// Forgets the text.
     ///
     /// # Errors
     /// The device's.
     pub async fn clear_async(&mut self) -> Result<()> {
-        self.settle()
-            .await
-            .or_else(|error| if matches!(error, Error::NonFinite { .. }) { Ok(()) } else { Err(error) })?;
+        self.settle_async().await.or_else(|error| {
+            if matches!(error, Error::NonFinite { .. }) {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        })?;
         self.cache.clear(&self.model.gpu);
         self.tokens.clear();
-        self.cached = 0;
+        (self.cached, self.kept, self.floors, self.windows) = (0, 0, Floors::default(), Windows::Ready);
+        self.generator = Generator::default();
         Ok(())
     }
 
-    /// Reads tokens, all but the last: that one is read by the step that makes the next token. `progress` hears how many are
-    /// done.
+    /// Reads tokens, all but the last: that one is read by the step that makes the next token. When `progress` stops the
+    /// reading, the text holds what was read until then.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TokenId`], [`Error::Context`], with the text as before; the device's errors.
-    pub async fn append_async(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
-        self.settle().await?;
+    /// [`Error::EmptyPrompt`], [`Error::TokenId`], [`Error::Context`], with the text as before; [`Error::Stopped`] when
+    /// `progress` said so; the device's errors.
+    pub async fn append_async(&mut self, tokens: &[u32], prefill: Prefill, progress: Progress<'_>) -> Result<()> {
+        self.settle_async().await?;
         let model = self.model.clone();
-        let Model { gpu, config, layout, .. } = &*model;
+        let Model { config, layout, .. } = &*model;
         check_tokens(tokens, config.vocab_size, self.tokens.len(), layout.context)?;
-        self.tokens.extend(tokens);
-        let (start, end) = (self.cached, self.tokens.len() - 1);
-        let mut arrived = |payload: Vec<u8>| {
-            let position = u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]]);
-            progress(position as usize - start);
+        let (before, end) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        let mut reading = Reading::append(config, prefill, self.floors, self.cached, end);
+        // A reading that leaves rows out does so in the decoder, from its first row on: the decoder's windows may be missing then.
+        let shallow = |reading: &Reading| reading.spans.first().is_some_and(|span| span.depth != Depth::all(config));
+        let enough = match self.windows {
+            Windows::Ready => true,
+            Windows::EncoderReady => prefill == Prefill::Bounded && shallow(&reading),
+            Windows::Lost => false,
         };
-        while self.cached < end {
-            let count = (end - self.cached).min(layout.rows);
-            let rows = self.send_rows(count, Step::default());
-            let mut recording = Recording::new();
-            self.kernels.record(&mut recording, rows, false, &mut ())?;
-            self.kernels.record_advance(&mut recording);
-            // The new position comes back when the chunk is done: progress, and a limit on how far the host runs ahead.
-            let taken = self.readback.copy(&mut recording, &[(&self.cache.step, 0, 4)]);
-            debug_assert!(taken, "two chunks at most are on their way");
-            gpu.submit(recording)?;
-            self.cached += count;
-            if self.readback.in_flight() >= 2 {
-                self.readback.oldest(gpu).await?.map(&mut arrived);
+        if !enough {
+            self.rebuild(Replay::Bounded).await?;
+            reading = Reading::append(config, prefill, self.floors, self.cached, end);
+        }
+        let Self { cached, floors, windows, .. } = *self;
+        self.reading = Some(Before { length: before, cached, floors, windows });
+        self.tokens.extend(tokens);
+        let left = if shallow(&reading) { Windows::EncoderReady } else { windows };
+        if !self.read(&reading, left, progress).await? {
+            self.settle_async().await?;
+            return Err(Error::Stopped { read: self.tokens.len() - before, of: tokens.len() });
+        }
+        self.reading = None;
+        Ok(())
+    }
+
+    /// Goes back to the first `length` tokens. What their pages hold stays; windows are rebuilt as `replay` says.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] when the text is shorter; the device's errors.
+    pub async fn truncate_async(&mut self, length: usize, replay: Replay) -> Result<()> {
+        self.settle_async().await?;
+        if length > self.tokens.len() {
+            let (found, allowed) = (length.to_string(), format!("0 to {}", self.tokens.len()));
+            return Err(Error::Setting { setting: "length", found, allowed });
+        }
+        if length == 0 {
+            let generator = self.generator;
+            self.clear_async().await?;
+            self.generator = generator;
+            return Ok(());
+        }
+        if length == self.tokens.len() {
+            return Ok(());
+        }
+        self.tokens.truncate(length);
+        if length > self.cached {
+            return Ok(());
+        }
+        self.kept = self.paged().min(length);
+        self.cached = self.kept;
+        self.cache.pages.with(|pages| pages.truncate(self.kept.div_ceil(PAGE_TOKENS)));
+        self.windows = Windows::Lost;
+        self.rebuild(replay).await
+    }
+
+    /// The same text once more; its pages are shared until one of the two writes to them.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn fork_async(&mut self) -> Result<Self> {
+        self.settle_async().await?;
+        let mut fork = Self::new(self.model.clone())?;
+        let mut recording = Recording::new();
+        fork.cache.copy_windows(&mut recording, &self.cache);
+        self.model.gpu.submit(recording)?;
+        fork.cache.share_pages(&self.model.gpu, self.cache.pages.prefix(self.paged()));
+        fork.tokens.clone_from(&self.tokens);
+        (fork.cached, fork.kept, fork.floors) = (self.cached, self.kept, self.floors);
+        (fork.windows, fork.generator) = (self.windows, self.generator);
+        Ok(fork)
+    }
+
+    /// An empty sequence becomes a text whose first `paged` tokens' groups lie in `pages`; windows are rebuilt when they are
+    /// needed.
+    ///
+    /// # Panics
+    /// When the sequence is not empty.
+    pub fn resume(&mut self, tokens: Vec<u32>, pages: Vec<Page>, paged: usize, generator: Generator) {
+        assert!(self.is_empty() && paged <= tokens.len(), "a text is resumed on an empty sequence");
+        self.cache.share_pages(&self.model.gpu, pages);
+        (self.tokens, self.cached, self.kept) = (tokens, paged, paged);
+        (self.windows, self.generator) = (Windows::Lost, generator);
+    }
+
+    /// As [`Sequence::resume`], with rings and remainders that were written already.
+    ///
+    /// # Panics
+    /// As [`Sequence::resume`].
+    pub fn resume_exactly(&mut self, tokens: Vec<u32>, pages: Vec<Page>, standing: &Standing) {
+        self.resume(tokens, pages, standing.paged, standing.generator);
+        (self.cached, self.kept, self.floors) = (standing.cached, standing.kept, standing.floors);
+        self.windows = Windows::Ready;
+    }
+
+    /// Rebuilds windows that are missing, so that the next call reads new text only.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn ready_async(&mut self, replay: Replay) -> Result<()> {
+        self.settle_async().await?;
+        if self.windows == Windows::Ready || self.tokens.is_empty() {
+            return Ok(());
+        }
+        self.rebuild(replay).await
+    }
+
+    /// Computes rings, remainders and n-gram history again, for the whole text but its last token, which waits. Tokens whose
+    /// groups are not in the pages are read for the first time.
+    async fn rebuild(&mut self, replay: Replay) -> Result<()> {
+        let model = self.model.clone();
+        let (length, kept) = (self.tokens.len(), self.paged().min(self.tokens.len()));
+        if length == 0 {
+            self.windows = Windows::Ready;
+            return Ok(());
+        }
+        // Tokens that the pages do not have, beyond the one that waits, are read after the replay of those that they have.
+        let replayed = if kept + 1 < length { kept } else { length };
+        let mut reading = Reading::replay(&model.config, replay, replayed, kept);
+        if replayed < length {
+            let start = replayed.saturating_sub(1);
+            let rest = Reading::append(&model.config, Prefill::Bounded, reading.floors, start, length);
+            reading.spans.extend(rest.spans);
+            reading.floors.decoder = rest.floors.decoder;
+        }
+        self.kept = kept;
+        self.windows = Windows::Lost;
+        self.cached = reading.spans.first().map_or(length - 1, |span| span.start);
+        if model.options.poison {
+            self.cache.poison(&model.gpu, POISON);
+        }
+        self.replayed += kept.min(length - 1).saturating_sub(self.cached);
+        self.read(&reading, Windows::Lost, &mut |_| ControlFlow::Continue(())).await?;
+        self.cached = length - 1;
+        Ok(())
+    }
+
+    /// Runs the rows of a reading; `left` is what is left of the windows when it ends early. False when `progress` ended it.
+    async fn read(&mut self, reading: &Reading, left: Windows, progress: Progress<'_>) -> Result<bool> {
+        let model = self.model.clone();
+        let Model { gpu, layout, .. } = &*model;
+        let start = self.cached;
+        let mut going = true;
+        let mut arrived = |payload: Vec<u8>, going: &mut bool| {
+            let position = u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]]);
+            *going &= progress(position as usize - start).is_continue();
+        };
+        self.floors = reading.floors;
+        self.windows = left;
+        'spans: for span in &reading.spans {
+            debug_assert_eq!(self.cached, span.start);
+            while self.cached < span.end {
+                let rows = self.send_rows((span.end - self.cached).min(layout.rows), Step::default())?;
+                let mut recording = Recording::new();
+                self.kernels.record(&mut recording, &self.cache, rows, span.depth, false, &mut ())?;
+                self.kernels.record_advance(&mut recording);
+                // The new position comes back when the chunk is done: progress, and a limit on how far the host runs ahead.
+                let taken = self.readback.copy(&mut recording, &[(&self.cache.step, 0, 4)]);
+                debug_assert!(taken, "two chunks at most are on their way");
+                gpu.submit(recording)?;
+                self.cached += rows.count as usize;
+                if self.readback.in_flight() >= 2 {
+                    if let Some(payload) = self.readback.oldest(gpu).await? {
+                        arrived(payload, &mut going);
+                    }
+                }
+                if !going {
+                    break 'spans;
+                }
             }
         }
         while self.readback.in_flight() > 0 {
-            self.readback.oldest(gpu).await?.map(&mut arrived);
+            if let Some(payload) = self.readback.oldest(gpu).await? {
+                arrived(payload, &mut going);
+            }
         }
-        Ok(())
+        let whole = reading.spans.last().is_none_or(|span| self.cached == span.end);
+        if whole {
+            self.windows = Windows::Ready;
+        }
+        Ok(whole)
     }
 
-    /// Uploads the next `count` tokens of the text and the step that reads them.
-    pub(super) fn send_rows(&self, count: usize, step: Step) -> Rows {
-        let rows = Rows { position: self.cached as u32, count: count as u32 };
-        let gpu = &self.model.gpu;
-        let step = Step { position: rows.position, rows: rows.count, ..step };
+    /// Uploads the next tokens of the text, `most` at most and as many as lie in pages of one slab, and the step that reads
+    /// them.
+    pub(super) fn send_rows(&mut self, most: usize, step: Step) -> Result<Rows> {
+        let model = self.model.clone();
+        let gpu = &model.gpu;
+        let start = self.cached;
+        self.own_pages(start..start + most)?;
+        let slab =
+            |position: usize| self.cache.pages.with(|pages| pages.get(position / PAGE_TOKENS).map_or(0, Page::slab));
+        let first = slab(start);
+        let count = (1..most).find(|&row| slab(start + row) != first).unwrap_or(most);
+        let rows = Rows { position: start as u32, count: count as u32, floors: self.floors };
+        let step = Step {
+            position: rows.position,
+            rows: rows.count,
+            encoder_floor: self.floors.encoder as u32,
+            decoder_floor: self.floors.decoder as u32,
+            kept: self.kept as u32,
+            ..step
+        };
         gpu.upload(&self.cache.step, 0, bytemuck::bytes_of(&step));
-        gpu.upload(&self.cache.tokens, 0, bytemuck::cast_slice(&self.tokens[self.cached..][..count]));
-        rows
+        gpu.upload(&self.cache.tokens, 0, bytemuck::cast_slice(&self.tokens[start..start + count]));
+        gpu.upload(&self.cache.history, 0, bytemuck::cast_slice(&self.history()));
+        Ok(rows)
     }
 
-    /// Begins to make tokens. Tokens that are made and not taken are part of the text all the same.
+    /// Pages for the tokens at `positions`, and kernels that know their slabs.
+    fn own_pages(&mut self, positions: Range<usize>) -> Result<()> {
+        let Model { gpu, pool, .. } = &*self.model;
+        if pool.layout().page_words > 0 {
+            self.cache.own_pages(gpu, pool, positions.start.max(self.kept)..positions.end.max(self.kept))?;
+        }
+        self.kernels.know_slabs(pool)
+    }
+
+    /// Begins to make tokens. Tokens that are made and not taken are part of the text all the same. Draws go on where an earlier
+    /// generation with the same seed left off.
     ///
     /// # Errors
-    /// [`Error::Setting`], [`Error::TokenId`]; [`Error::EmptyPrompt`] when no token waits to be read; [`Error::Context`] when
-    /// the text would grow too long; the device's errors. The text is as before.
+    /// [`Error::Setting`], [`Error::TokenId`]; [`Error::EmptyPrompt`] for an empty text; [`Error::Context`] when the text would
+    /// grow too long; the device's errors. The text is as before.
     pub async fn generate_async(&mut self, request: &Request) -> Result<Generation<'_>> {
-        self.settle().await?;
+        self.settle_async().await?;
         let model = self.model.clone();
         let Model { gpu, config, layout, .. } = &*model;
         request.validate(config.vocab_size)?;
-        let waiting = self.tokens.len() - self.cached;
-        if waiting == 0 {
+        if self.tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
         check_room(self.tokens.len(), request.max_tokens, layout.context)?;
+        if self.windows != Windows::Ready || self.cached == self.tokens.len() {
+            self.rebuild(Replay::Bounded).await?;
+        }
         let sampling = &request.sampling;
+        self.generator = self.generator.with_seed(sampling.seed);
         let step = Step {
+            sampled: self.generator.drawn,
             seed_lo: sampling.seed as u32,
             seed_hi: (sampling.seed >> 32) as u32,
             top_k: sampling.top_k,
@@ -198,9 +500,10 @@ impl Sequence {
             ..Step::default()
         };
         gpu.upload(&self.cache.stop_ids, 0, bytemuck::cast_slice(&request.stop_ids));
-        self.send_rows(waiting, step);
+        self.send_rows(1, step)?;
         self.run = Some(Run {
             max_tokens: request.max_tokens,
+            drawn: self.generator.drawn,
             submitted: 0,
             received: 0,
             covered: 0,
@@ -212,16 +515,20 @@ impl Sequence {
 
     /// Sends the next step of a run: one token, one submission.
     fn send_step(&mut self) -> Result<()> {
-        let run = self.run.as_mut().expect("a run is in progress");
-        let rows = Rows { position: (self.cached + run.submitted) as u32, count: 1 };
+        let run = self.run.as_ref().expect("a run is in progress");
+        let position = self.cached + run.submitted - run.received;
+        self.own_pages(position..position + 1)?;
+        let rows = Rows { position: position as u32, count: 1, floors: self.floors };
         let mut recording = Recording::new();
-        self.kernels.record(&mut recording, rows, true, &mut ())?;
+        let depth = Depth::all(&self.model.config);
+        self.kernels.record(&mut recording, &self.cache, rows, depth, true, &mut ())?;
         self.kernels.record_sample(&mut recording);
+        let run = self.run.as_mut().expect("a run is in progress");
         run.submitted += 1;
         // The first token comes back at once; then whole batches, which never wrap in the ring; then what is left.
         let last = run.submitted == run.max_tokens;
-        if run.submitted == 1 || run.submitted.is_multiple_of(READBACK_TOKENS) || last {
-            let (slot, count) = (run.covered % OUT_RING, run.submitted - run.covered);
+        if run.submitted == 1 || (run.drawn as usize + run.submitted).is_multiple_of(READBACK_TOKENS) || last {
+            let (slot, count) = run.uncovered();
             let part = (&self.cache.out, 8 * slot as u64, 8 * count as u64);
             let taken = self.readback.copy(&mut recording, &[part]);
             debug_assert!(taken, "fewer steps ahead than the ring holds");
@@ -240,7 +547,7 @@ impl Sequence {
             }
             let word = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
             let (token, status) = (word(0), word(4));
-            self.cached += if run.received == 0 { self.tokens.len() - self.cached } else { 1 };
+            self.cached += 1;
             run.received += 1;
             if status == NON_FINITE {
                 let position = self.cached - 1;
@@ -248,6 +555,7 @@ impl Sequence {
                 return Err(Error::NonFinite { position });
             }
             self.tokens.push(token);
+            self.generator.drawn = self.generator.drawn.wrapping_add(1);
             if status == STOPPED {
                 run.finish = Some(Finish::Stop);
             } else {
@@ -267,11 +575,23 @@ impl Sequence {
         Ok(())
     }
 
-    /// Ends a run that was left: takes what its submitted steps made into the text.
-    async fn settle(&mut self) -> Result<()> {
+    /// Ends what was left: takes what a run's submitted steps made into the text, and of a reading what was read.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] from a run that was left; the device's errors.
+    pub async fn settle_async(&mut self) -> Result<()> {
+        if let Some(before) = self.reading.take() {
+            while self.readback.in_flight() > 0 {
+                self.readback.oldest(&self.model.gpu).await?;
+            }
+            self.tokens.truncate(self.cached.max(before.length));
+            if self.cached == before.cached {
+                (self.floors, self.windows) = (before.floors, before.windows);
+            }
+        }
         let Some(run) = self.run.as_mut() else { return Ok(()) };
         // Steps that no readback covers yet: those since the last batch.
-        let (slot, count) = (run.covered % OUT_RING, run.submitted - run.covered);
+        let (slot, count) = run.uncovered();
         if count > 0 {
             run.covered = run.submitted;
             let mut recording = Recording::new();
@@ -290,12 +610,23 @@ impl Sequence {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Sequence {
-    /// [`Sequence::append_async`], blocking.
+    /// [`Sequence::append_async`] as [`Prefill::Bounded`] says, blocking.
     ///
     /// # Errors
     /// As [`Sequence::append_async`].
     pub fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
-        pollster::block_on(self.append_async(tokens, progress))
+        self.append_as(tokens, Prefill::default(), &mut |done| {
+            progress(done);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// [`Sequence::append_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Sequence::append_async`].
+    pub fn append_as(&mut self, tokens: &[u32], prefill: Prefill, progress: Progress<'_>) -> Result<()> {
+        pollster::block_on(self.append_async(tokens, prefill, progress))
     }
 
     /// [`Sequence::generate_async`], blocking; the result iterates over the tokens.
@@ -304,6 +635,30 @@ impl Sequence {
     /// As [`Sequence::generate_async`].
     pub fn generate(&mut self, request: &Request) -> Result<Generation<'_>> {
         pollster::block_on(self.generate_async(request))
+    }
+
+    /// [`Sequence::truncate_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Sequence::truncate_async`].
+    pub fn truncate(&mut self, length: usize, replay: Replay) -> Result<()> {
+        pollster::block_on(self.truncate_async(length, replay))
+    }
+
+    /// [`Sequence::fork_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Sequence::fork_async`].
+    pub fn fork(&mut self) -> Result<Self> {
+        pollster::block_on(self.fork_async())
+    }
+
+    /// [`Sequence::ready_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Sequence::ready_async`].
+    pub fn ready(&mut self, replay: Replay) -> Result<()> {
+        pollster::block_on(self.ready_async(replay))
     }
 
     /// [`Sequence::clear_async`], blocking.
@@ -343,6 +698,11 @@ impl Generation<'_> {
             }
             self.sequence.take_batch().await?;
         }
+    }
+
+    /// The sequence.
+    pub fn sequence(&self) -> &Sequence {
+        self.sequence
     }
 
     /// Why it ended; none while it goes on, and after an error.

@@ -5,26 +5,31 @@
 
 use super::weights::engram_dims;
 use super::Model;
-use crate::cache::{history, Cache, OUT_RING};
+use crate::cache::{history, Cache, Page, PagePool, OUT_RING};
 use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::gpu::{Binding, Buffer, Gpu, Recording};
 use crate::kernels::attend::{Attend, Selected, Window};
 use crate::kernels::boundary::{self, Boundary, Place};
-use crate::kernels::cache_append::{CacheAppend, GlobalEntries, IndexQueries, WindowKeys};
+use crate::kernels::cache_append::{CacheAppend, GlobalEntries, IndexQueries, Jobs, PageLayout, WindowKeys};
 use crate::kernels::embed::Embed;
 use crate::kernels::engram_gate::{self, EngramGate, Expand};
 use crate::kernels::engram_gather::{self, EngramGather};
 use crate::kernels::experts_down::{ExpertsDown, ExpertsDownIo};
 use crate::kernels::experts_up::{ExpertsUp, ExpertsUpIo};
 use crate::kernels::group_rows::GroupRows;
-use crate::kernels::index_score::{IndexScore, IndexScoreBuffers, IndexScoreDims};
+use crate::kernels::latent_gather::{LatentGather, LatentGatherDims};
 use crate::kernels::linear::{Linear, LinearIo, Pack};
 use crate::kernels::ring_commit::RingCommit;
 use crate::kernels::route::{Route, RouteDims, RouteIo};
 use crate::kernels::sample::{self, Sample};
-use crate::kernels::select::{Select, SelectBuffers, SelectDims, SelectKind};
-use crate::layout::{boundary_dims, candidate_dims, selects, DownRow, PAGE_TOKENS};
+use crate::kernels::select::{SelectBuffers, SelectKind};
+use crate::kernels::selector::{Selector, SelectorBuffers, SelectorDims};
+use crate::layout::{boundary_dims, selects, DownRow, PAGE_TOKENS};
+use crate::reading::{Depth, Floors, Part};
 use crate::Result;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
 
 /// A point of a step at which intermediates are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,13 +81,53 @@ impl Watch for () {
     }
 }
 
-/// What a step processes.
+/// What a step processes, as the host knows it: grids and traffic follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rows {
-    /// Tokens in the cache before the step, as the host knows them: grids and traffic follow from it.
+    /// Tokens in the cache before the step.
     pub position: u32,
     /// Rows in flight.
     pub count: u32,
+    /// Lowest positions whose window keys are seen.
+    pub floors: Floors,
+}
+
+/// Which slab each page of a text lies in.
+#[derive(Debug)]
+pub(super) struct Slabs(Vec<usize>);
+
+impl Slabs {
+    /// Of a text's pages.
+    pub fn of(cache: &Cache) -> Self {
+        Self(cache.pages.with(|pages| pages.iter().map(Page::slab).collect()))
+    }
+    /// The slab of the page that holds a position.
+    fn at(&self, position: u32) -> usize {
+        self.0.get(position as usize / PAGE_TOKENS).copied().unwrap_or(0)
+    }
+    /// The slabs that occur among some pages, ascending.
+    fn among(&self, pages: Range<usize>) -> Vec<usize> {
+        let pages = &self.0[pages.start.min(self.0.len())..pages.end.min(self.0.len())];
+        let mut slabs = pages.to_vec();
+        slabs.sort_unstable();
+        slabs.dedup();
+        slabs
+    }
+}
+
+/// Rows that a layer has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct LayerRows {
+    /// All of the layer.
+    pub whole: u64,
+    /// Its keys or entries only.
+    pub part: u64,
+}
+
+#[derive(Debug, Default)]
+struct RowCount {
+    whole: AtomicU64,
+    part: AtomicU64,
 }
 
 /// An Engram's kernels.
@@ -96,9 +141,8 @@ struct EngramKernels {
 /// What a layer that selects runs besides.
 #[derive(Debug)]
 struct SelectKernels {
-    score: IndexScore,
-    select: Select,
-    ratio: u32,
+    selector: Selector,
+    gather: LatentGather,
 }
 
 /// A layer's kernels.
@@ -107,10 +151,17 @@ struct LayerKernels {
     engram: Option<EngramKernels>,
     attention_boundary: Boundary,
     down: Linear,
+    /// Of `down`, what window keys and global entries need, and, on the decoder's first layer, what entries need.
+    down_keys: Linear,
+    down_entries: Option<Linear>,
     up: Linear,
     append: CacheAppend,
     select: Option<SelectKernels>,
     attend: Attend,
+    /// Whether the layer is one of the decoder's.
+    decoder: bool,
+    /// Tokens an entry; 0 for window-only layers.
+    ratio: u32,
     commit: RingCommit,
     attention_a: Linear,
     attention_b: Linear,
@@ -125,11 +176,15 @@ struct LayerKernels {
 /// All kernels of a model on one sequence's cache.
 #[derive(Debug)]
 pub(super) struct StepKernels {
+    gpu: Arc<Gpu>,
     embed: Embed,
     layers: Vec<LayerKernels>,
     last_boundary: Boundary,
     head: Linear,
     sample: Sample,
+    /// Slabs that the kernels know.
+    slabs: usize,
+    counts: Vec<RowCount>,
 }
 
 impl StepKernels {
@@ -141,6 +196,9 @@ impl StepKernels {
         let last = &weights.layers[weights.layers.len() - 1].mixes[1];
         let streams = config.hc_mult as u32;
         Ok(Self {
+            gpu: gpu.clone(),
+            slabs: 0,
+            counts: config.layers.iter().map(|_| RowCount::default()).collect(),
             embed: Embed::new(gpu, &weights.embed, &cache.step, &cache.tokens, &scratch.streams, streams)?,
             layers: layers?,
             last_boundary: builder.boundary(Place::Last { mix_const: (&last.constants).into() }, layout.parts, true)?,
@@ -178,13 +236,51 @@ impl StepKernels {
         })
     }
 
-    /// Records embedding, all layers and, if asked for, the head.
-    pub fn record(&self, recording: &mut Recording, rows: Rows, head: bool, watch: &mut impl Watch) -> Result<()> {
+    /// Lets the kernels know the slabs that the pool has grown by.
+    ///
+    /// # Errors
+    /// As [`Gpu::bind`].
+    pub fn know_slabs(&mut self, pool: &PagePool) -> Result<()> {
+        let gpu = &self.gpu;
+        for slab in pool.slabs(self.slabs) {
+            for layer in &mut self.layers {
+                layer.append.add_slab(gpu, &slab)?;
+                if let Some(select) = &mut layer.select {
+                    select.selector.add_slab(gpu, &slab)?;
+                    select.gather.add_slab(gpu, &slab)?;
+                }
+            }
+            self.slabs += 1;
+        }
+        Ok(())
+    }
+
+    /// Rows that each layer has run.
+    pub fn layer_rows(&self) -> Vec<LayerRows> {
+        let count = |count: &RowCount| LayerRows { whole: count.whole.load(Relaxed), part: count.part.load(Relaxed) };
+        self.counts.iter().map(count).collect()
+    }
+
+    /// Records embedding, the layers as deep as the rows go and, if asked for, the head.
+    pub fn record(
+        &self,
+        recording: &mut Recording,
+        cache: &Cache,
+        rows: Rows,
+        depth: Depth,
+        head: bool,
+        watch: &mut impl Watch,
+    ) -> Result<()> {
         self.embed.record(recording, rows.count);
-        self.record_lookups(recording, rows);
+        let seen = depth.whole + usize::from(depth.part.is_some());
+        self.record_lookups(recording, rows, seen);
         watch.reached(recording, 0, Point::Embedded)?;
-        for index in 0..self.layers.len() {
-            self.record_layer(recording, index, rows, watch)?;
+        let slabs = Slabs::of(cache);
+        for index in 0..depth.whole {
+            self.record_layer(recording, index, rows, &slabs, watch)?;
+        }
+        if let Some(part) = depth.part {
+            self.record_part(recording, depth.whole, rows, part, &slabs);
         }
         if head {
             let last = self.layers.len() - 1;
@@ -196,23 +292,16 @@ impl StepKernels {
         Ok(())
     }
 
-    /// Records the lookups of all Engrams, which depend on tokens only.
-    pub fn record_lookups(&self, recording: &mut Recording, rows: Rows) {
-        for engram in self.layers.iter().filter_map(|layer| layer.engram.as_ref()) {
+    /// Records the lookups of the Engrams of the first `layers` layers: they depend on tokens only.
+    pub fn record_lookups(&self, recording: &mut Recording, rows: Rows, layers: usize) {
+        for engram in self.layers[..layers].iter().filter_map(|layer| layer.engram.as_ref()) {
             engram.gather.record(recording, rows.count);
         }
     }
 
-    /// Records one layer: streams that await the expansion of the sublayer before in, the same out.
-    pub fn record_layer(
-        &self,
-        recording: &mut Recording,
-        index: usize,
-        rows: Rows,
-        watch: &mut impl Watch,
-    ) -> Result<()> {
+    /// Records what comes before a layer's projections: its Engram, and the input of its attention.
+    fn record_input(&self, recording: &mut Recording, index: usize, count: u32, watch: &mut impl Watch) -> Result<()> {
         let layer = &self.layers[index];
-        let Rows { position, count } = rows;
         let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
         if let Some(engram) = &layer.engram {
             reached(recording, Point::EngramRows)?;
@@ -222,18 +311,56 @@ impl StepKernels {
             reached(recording, Point::EngramDone)?;
         }
         layer.attention_boundary.record(recording, count);
-        reached(recording, Point::AttentionInput)?;
+        reached(recording, Point::AttentionInput)
+    }
+
+    /// Records a part of a layer: what its rows leave in the caches.
+    fn record_part(&self, recording: &mut Recording, index: usize, rows: Rows, part: Part, slabs: &Slabs) {
+        let layer = &self.layers[index];
+        let Rows { position, count, .. } = rows;
+        self.counts[index].part.fetch_add(count.into(), Relaxed);
+        self.record_input(recording, index, count, &mut ()).expect("nothing watches");
+        let slab = slabs.at(position);
+        match (part, &layer.down_entries) {
+            (Part::Entries, Some(down)) => {
+                down.record(recording, count);
+                layer.append.record(recording, position, count, Jobs::Entries, slab);
+            }
+            _ => {
+                layer.down_keys.record(recording, count);
+                layer.append.record(recording, position, count, Jobs::Keys, slab);
+                layer.commit.record(recording, count);
+            }
+        }
+    }
+
+    /// Records one layer: streams that await the expansion of the sublayer before in, the same out.
+    pub fn record_layer(
+        &self,
+        recording: &mut Recording,
+        index: usize,
+        rows: Rows,
+        slabs: &Slabs,
+        watch: &mut impl Watch,
+    ) -> Result<()> {
+        let layer = &self.layers[index];
+        let Rows { position, count, .. } = rows;
+        self.counts[index].whole.fetch_add(count.into(), Relaxed);
+        self.record_input(recording, index, count, watch)?;
+        let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
         layer.down.record(recording, count);
         layer.up.record(recording, count);
         reached(recording, Point::Projected)?;
-        layer.append.record(recording, position, count);
+        layer.append.record(recording, position, count, Jobs::All, slabs.at(position));
         reached(recording, Point::Appended)?;
         if let Some(select) = &layer.select {
-            select.score.record(recording, count, (position + count) / select.ratio);
-            select.select.record(recording, count);
+            let visible = (position + count) / layer.ratio;
+            select.selector.record(&self.gpu, recording, count, visible, &|pages| slabs.among(pages))?;
+            select.gather.record(recording, count, visible, &slabs.among(0..slabs.0.len()));
             reached(recording, Point::Selected)?;
         }
-        layer.attend.record(recording, position, count);
+        let floor = if layer.decoder { rows.floors.decoder } else { rows.floors.encoder } as u32;
+        layer.attend.record(recording, position, count, floor);
         layer.commit.record(recording, count);
         reached(recording, Point::Attended)?;
         layer.attention_a.record(recording, count);
@@ -338,6 +465,23 @@ impl<'a> Builder<'a> {
                 Some(&layer.attn_norm),
                 (&scratch.down, down.width),
             )?,
+            down_keys: self.linear(
+                &layer.down.part(down.window..down.index_weights),
+                (&scratch.x, layout.hidden),
+                Some(&layer.attn_norm),
+                (&scratch.down, down.width),
+            )?,
+            down_entries: match plan.index == config.decoder() {
+                true => Some(self.linear(
+                    &layer.down.part(down.latent..down.index_weights),
+                    (&scratch.x, layout.hidden),
+                    Some(&layer.attn_norm),
+                    (&scratch.down, down.width),
+                )?),
+                false => None,
+            },
+            decoder: plan.index >= config.decoder(),
+            ratio: plan.ratio as u32,
             // The query latent is the first part of a `down` row.
             up: self.linear(&layer.up, (&scratch.down, down.width), Some(&layer.q_norm), (&scratch.up, layout.up))?,
             append: self.append(plan, &down)?,
@@ -500,9 +644,9 @@ impl<'a> Builder<'a> {
         }))
     }
 
-    /// Pages of the layer that a layer reads its global entries from.
-    fn pages(&self, plan: &LayerPlan) -> Option<&'a Buffer> {
-        plan.kv_source.and_then(|source| self.cache.pages[source].as_ref())
+    /// Where the entries that a layer reads lie in a page.
+    fn page(&self, plan: &LayerPlan) -> Option<PageLayout> {
+        plan.kv_source.and_then(|source| self.model.layout.page_parts[source])
     }
 
     fn append(&self, plan: &LayerPlan, down: &DownRow) -> Result<CacheAppend> {
@@ -528,13 +672,14 @@ impl<'a> Builder<'a> {
             up: &scratch.up,
             queries: &scratch.index_queries,
         });
-        let entries = match (&layer.wk, &self.cache.pages[plan.index]) {
-            (Some(wk), Some(pages)) => Some(GlobalEntries {
+        let entries = match (&layer.wk, layout.page_parts[plan.index]) {
+            (Some(wk), Some(page)) => Some(GlobalEntries {
                 ratio: plan.ratio,
                 latent_at: down.latent,
                 gate_at: down.gate,
                 wk: *wk,
-                pages,
+                page,
+                table: &self.cache.table,
                 remainder: self.cache.remainders[plan.index].as_ref(),
             }),
             _ => None,
@@ -543,45 +688,41 @@ impl<'a> Builder<'a> {
     }
 
     fn select(&self, plan: &LayerPlan, down: &DownRow) -> Result<SelectKernels> {
-        let Model { gpu, config, layout, scratch, .. } = self.model;
-        let step = &self.cache.step;
-        let pages = self.pages(plan).expect("a layer that selects has a source");
-        let candidates = candidate_dims(config);
-        let restricted = plan.candidates == Candidates::Restricted;
-        let page_entries = (PAGE_TOKENS / plan.ratio) as u32;
-        let capacity = layout.context.div_ceil(PAGE_TOKENS) as u32 * page_entries;
-        let score_dims = IndexScoreDims {
+        let Model { gpu, config, layout, scratch, tiles, .. } = self.model;
+        let page = self.page(plan).expect("a layer that selects has a source");
+        let dims = SelectorDims {
+            kind: match plan.candidates {
+                Candidates::Ignored => SelectKind::Plain,
+                Candidates::Source => SelectKind::Source,
+                Candidates::Restricted => SelectKind::Restricted,
+            },
             heads: config.index_n_heads as u32,
             head_dim: config.index_head_dim as u32,
             weight_stride: down.width as u32,
             weight_offset: down.index_weights as u32,
             ratio: plan.ratio as u32,
-            page_entries,
-            latent_words: layout.latent_row as u32,
-            capacity,
-            candidates: restricted.then_some(candidates),
+            page,
+            capacity: layout.capacity(plan.ratio) as u32,
         };
-        let score_buffers = IndexScoreBuffers {
-            step,
+        let (step, table, selection) = (&self.cache.step, &self.cache.table, &scratch.selection);
+        let buffers = SelectorBuffers {
+            table,
             queries: &scratch.index_queries,
             weights: &scratch.down,
-            pages,
-            candidates: restricted.then_some(&scratch.candidates),
-            scores: &scratch.scores,
+            select: SelectBuffers {
+                step,
+                scores: &scratch.scores,
+                lists: &scratch.lists,
+                carry: &scratch.carry,
+                maxima: &scratch.block_maxima,
+                selection,
+                candidates: &scratch.candidates,
+            },
         };
-        let kind = match plan.candidates {
-            Candidates::Ignored => SelectKind::Plain,
-            Candidates::Source => {
-                SelectKind::Source { dims: candidates, maxima: &scratch.block_maxima, candidates: &scratch.candidates }
-            }
-            Candidates::Restricted => SelectKind::Restricted { dims: candidates, candidates: &scratch.candidates },
-        };
-        let select_dims = SelectDims { topk: config.index_topk as u32, ratio: plan.ratio as u32, capacity };
-        let select_buffers = SelectBuffers { step, scores: &scratch.scores, selection: &scratch.selection };
+        let gather = LatentGatherDims { topk: config.index_topk, page };
         Ok(SelectKernels {
-            score: IndexScore::new(gpu, &score_dims, &score_buffers)?,
-            select: Select::new(gpu, &select_dims, kind, &select_buffers)?,
-            ratio: plan.ratio as u32,
+            selector: Selector::new(gpu, &dims, &buffers, tiles)?,
+            gather: LatentGather::new(gpu, &gather, step, table, selection, &scratch.latents)?,
         })
     }
 
@@ -600,17 +741,14 @@ impl<'a> Builder<'a> {
             chunk: &scratch.chunk,
             constants: &weights.layers[plan.index].attend,
             attended: &scratch.attended,
+            decoder: plan.index >= config.decoder(),
         };
-        let selected = match (plan.role, self.pages(plan)) {
-            (Role::Window, _) | (_, None) => None,
-            (_, Some(pages)) => Some(Selected {
-                ratio: plan.ratio,
-                index_dim: config.index_head_dim,
-                topk: config.index_topk,
-                pages,
-                selection: &scratch.selection,
-            }),
-        };
+        let selected = (plan.role != Role::Window).then_some(Selected {
+            ratio: plan.ratio,
+            topk: config.index_topk,
+            latents: &scratch.latents,
+            selection: &scratch.selection,
+        });
         Attend::new(gpu, &self.cache.step, &window, selected.as_ref())
     }
 }

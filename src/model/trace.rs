@@ -3,14 +3,14 @@
 //! What the device never writes down (a normalised input, a key before it is packed) is derived from what it does, by the
 //! CPU twins, and only where that is one elementwise step; `attended` before the inverse rotation is not kept.
 
-use super::step::{Point, Rows, Watch};
+use super::step::{Point, Rows, Slabs, Watch};
 use super::{Model, Sequence};
 use crate::config::{Config, LayerPlan};
 use crate::formats::CacheFormat;
 use crate::gpu::{Buffer, Gpu, Recording};
-use crate::kernels::cache_append::PageLayout;
 use crate::kernels::Step;
-use crate::layout::{selects, stride4, DownRow, Layout};
+use crate::layout::{selects, DownRow, Layout};
+use crate::reading::Depth;
 use crate::reference::boundary::{finish, Mix, MixShape, MixWeights};
 use crate::reference::math::{rms_norm, Matrix};
 use crate::reference::sequence::check_tokens;
@@ -47,11 +47,16 @@ impl Sequence {
             return Err(Error::Setting { setting: "traced tokens", found, allowed: format!("1 to {}", layout.rows) });
         }
         self.tokens.extend(tokens);
-        let rows = self.send_rows(tokens.len(), Step::default());
+        let rows = self.send_rows(tokens.len(), Step::default())?;
+        if rows.count as usize != tokens.len() {
+            self.tokens.truncate(self.cached);
+            let (found, allowed) = (tokens.len().to_string(), "as many as lie in one slab of pages".into());
+            return Err(Error::Setting { setting: "traced tokens", found, allowed });
+        }
         let mut trace = Trace::new();
         let mut recording = Recording::new();
         let mut reader = Reader::new(self, &mut trace, rows, layers)?;
-        self.kernels.record(&mut recording, rows, true, &mut reader)?;
+        self.kernels.record(&mut recording, &self.cache, rows, Depth::all(&model.config), true, &mut reader)?;
         self.kernels.record_advance(&mut recording);
         self.gpu().submit(recording)?;
         self.cached += tokens.len();
@@ -68,10 +73,10 @@ impl Sequence {
         let model = self.model.clone();
         let Model { gpu, config, layout, scratch, weights, .. } = &*model;
         let (t, h) = (tokens.len(), config.hidden_size);
-        let rows = Rows { position: self.cached as u32, count: t as u32 };
-        let step = Step { position: rows.position, rows: rows.count, ..Step::default() };
-        gpu.upload(&self.cache.step, 0, bytemuck::bytes_of(&step));
-        gpu.upload(&self.cache.tokens, 0, bytemuck::cast_slice(tokens));
+        self.tokens.extend(tokens);
+        let rows = self.send_rows(t, Step::default());
+        self.tokens.truncate(self.cached);
+        let rows = rows?;
         let mut padded = vec![0.0; t * layout.streams];
         for (to, from) in padded.chunks_mut(layout.hidden).zip(streams.chunks(h)) {
             to[..h].copy_from_slice(from);
@@ -88,8 +93,8 @@ impl Sequence {
         let mut recording = Recording::new();
         let mut reader = Reader::new(self, &mut trace, rows, index..index + 1)?;
         reader.pre = pre.to_vec();
-        self.kernels.record_lookups(&mut recording, rows);
-        self.kernels.record_layer(&mut recording, index, rows, &mut reader)?;
+        self.kernels.record_lookups(&mut recording, rows, config.layers.len());
+        self.kernels.record_layer(&mut recording, index, rows, &Slabs::of(&self.cache), &mut reader)?;
         gpu.submit(recording)?;
         Ok(trace)
     }
@@ -255,9 +260,9 @@ impl<'a> Reader<'a> {
             chunk.chunks(layout.window_row).take(t).flat_map(|row| CacheFormat::Fp8.unpack(row, d)).collect()
         };
         self.put("swa_kv", &[1, t, d], keys);
-        if let Some(pages) = &cache.pages[plan.index] {
-            let pages = words(gpu, pages)?;
-            let at = PageLayout::new(plan.ratio, d, config.index_head_dim);
+        if let Some(at) = layout.page_parts[plan.index] {
+            let pages = cache.pages.with(|pages| pollster::block_on(self.model().pool.read(gpu, pages)))?;
+            let pages: &[u32] = &bytemuck::allocation::pod_collect_to_vec(&pages);
             let first = self.rows.position as usize / plan.ratio;
             let entries = first..(self.rows.position as usize + t) / plan.ratio;
             let latents = entries
@@ -305,10 +310,14 @@ impl<'a> Reader<'a> {
             self.trace.put("candidates", &[1, t, entries], || Values::Bool(mask));
         }
         if plan.candidates != crate::config::Candidates::Restricted {
-            // Rows of scores lie `score_stride` of this layer's capacity apart.
-            let capacity = layout.pages(plan.ratio) / (layout.latent_row + layout.key_row);
+            // Rows of scores lie a tile apart; all of them are there as long as they fit one.
+            let passes = layout.tiling.passes(t as u32, entries as u32);
+            if passes.len() > 1 {
+                return Ok(());
+            }
+            let stride = layout.tiling.score_stride(t as u32);
             let all = floats(gpu, &scratch.scores)?;
-            let rows = all.chunks(stride4(capacity)).take(t).enumerate();
+            let rows = all.chunks(stride).take(t).enumerate();
             let scores = rows.flat_map(|(row, scores)| {
                 let seen = visible(row);
                 let hidden = std::iter::repeat_n(f32::NEG_INFINITY, entries - seen);

@@ -15,6 +15,7 @@ use crate::layout::{selects, stride4, DownRow, Layout};
 use crate::reference::rope;
 use crate::text::NgramTables;
 use crate::Result;
+use std::ops::Range;
 
 /// How a matrix is stored: what a plan needs to know of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +67,8 @@ struct Experts {
 #[derive(Debug, Clone)]
 struct PlannedLayer {
     down: Matrices,
+    /// Outputs of `down` that are also made alone.
+    down_parts: Vec<Range<usize>>,
     up: Matrices,
     attention_a: Matrices,
     attention_b: Matrices,
@@ -165,7 +168,10 @@ impl WeightPlan {
                 up.push((at("attn.indexer.wq_b"), layout.up_index));
             }
             vectors += bytes_of(&layer_vectors(config, layout, layer, wk));
+            let keys = row.window..row.index_weights;
+            let entries = (layer.index == config.decoder()).then_some(row.latent..row.index_weights);
             layers.push(PlannedLayer {
+                down_parts: std::iter::once(keys).chain(entries).collect(),
                 down: planner.matrices(down)?,
                 up: planner.matrices(up)?,
                 attention_a: planner.grouped(vec![(at("attn.wo_a"), 0)], Some((config.o_lora_rank, layout.group)))?,
@@ -200,6 +206,7 @@ impl WeightPlan {
         for layer in &self.layers {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
             slices.linear += packs.iter().map(|pack| pack.plan.slices()).sum::<usize>();
+            slices.parts += layer.down_parts.iter().map(|part| layer.down.plan.part(part)).sum::<usize>();
             slices.experts_up += layer.experts_up.plan.slices();
             slices.experts_down += layer.experts_down.plan.slices();
             if let Some([table, wkv]) = &layer.engram {
@@ -215,6 +222,8 @@ impl WeightPlan {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slices {
     pub linear: usize,
+    /// Slices that parts of `down` read.
+    pub parts: usize,
     pub experts_up: usize,
     pub experts_down: usize,
     pub embed: usize,

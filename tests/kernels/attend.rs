@@ -3,10 +3,12 @@
 
 use super::cache_append::{frequencies, Layer, Sizes, Tokens, Weights};
 use super::common::{assert_close, config, gpu, poisoned, read, upload, Random, POISON};
+use super::pool::Pool;
 use cedra::formats::CacheFormat;
 use cedra::gpu::{Buffer, DeviceOptions, Gpu, MemoryKind, Recording};
 use cedra::kernels::attend::{Attend, Selected, Window};
-use cedra::kernels::cache_append::PageLayout;
+use cedra::kernels::cache_append::Jobs;
+use cedra::kernels::latent_gather::{LatentGather, LatentGatherDims};
 use cedra::kernels::ring_commit::RingCommit;
 use cedra::kernels::Step;
 use cedra::reference::attend::attend_and_rotate_back;
@@ -21,15 +23,18 @@ struct Shape {
     head_dim: usize,
     rotary: usize,
     window: usize,
+    /// Whether the decoder's floor holds, not the encoder's.
+    decoder: bool,
     /// Ratio and topk of a layer with a global cache.
     global: Option<(usize, usize)>,
 }
 
-const INDEX_DIM: usize = 12;
-
 impl Shape {
     fn key_words(&self) -> usize {
         CacheFormat::Fp8.row_words(self.head_dim)
+    }
+    fn latent_words(&self) -> usize {
+        CacheFormat::Nvfp4.row_words(self.head_dim)
     }
     fn up_stride(&self) -> usize {
         (4 + self.heads * self.head_dim).next_multiple_of(4) + 4
@@ -45,7 +50,7 @@ impl Shape {
 }
 
 /// Ascending entries that a row attends to, out of `visible`.
-fn select(random: &mut Random, visible: usize, topk: usize) -> Vec<u32> {
+pub fn select(random: &mut Random, visible: usize, topk: usize) -> Vec<u32> {
     let mut rest = visible.min(topk);
     let mut entries = vec![];
     for entry in 0..visible {
@@ -58,8 +63,9 @@ fn select(random: &mut Random, visible: usize, topk: usize) -> Vec<u32> {
     entries
 }
 
-/// `rows` rows at `position` against the twin. All that the rows may not read is NaN. Returns the largest error.
-fn check_against_twin(shape: Shape, position: usize, rows: usize, seed: u64) -> f32 {
+/// `rows` rows at `position` against the twin, which sees no window key below `floor`. All that the rows may not read is NaN.
+/// Returns the largest error.
+fn check_against_twin(shape: Shape, position: usize, rows: usize, floor: usize, seed: u64) -> f32 {
     let Some(gpu) = gpu() else { return 0.0 };
     let mut random = Random::new(seed);
     let Shape { heads, head_dim, window, .. } = shape;
@@ -71,7 +77,7 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, seed: u64) -> 
     let mut keys = vec![];
     let mut ring = vec![POISON; window * shape.key_words()];
     let mut chunk = vec![POISON; (rows + 1) * shape.key_words()];
-    let oldest = (position + 1).saturating_sub(window);
+    let oldest = (position + 1).saturating_sub(window).max(floor);
     for s in oldest..position + rows {
         let packed = CacheFormat::Fp8.pack(&random.normals(head_dim, 1.0));
         let place = if s < position || rows == 1 {
@@ -84,35 +90,38 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, seed: u64) -> 
     }
 
     let (ratio, topk) = shape.global.unwrap_or((1, 0));
-    let layout = PageLayout::new(ratio, head_dim, INDEX_DIM);
-    let entries = if topk > 0 { (position + rows) / ratio } else { 0 };
-    let mut pages = vec![POISON; entries.div_ceil(layout.entries) * layout.words()];
-    let mut latents = vec![None; entries];
+    let words = shape.latent_words();
+    let mut latents = vec![POISON; (rows * topk * words).max(1)];
     let mut selection = vec![POISON; rows * (1 + topk)];
     let mut chosen = vec![];
     for row in 0..rows {
-        let list = select(&mut random, ((position + row + 1) / ratio).min(entries), topk);
+        let list = select(&mut random, if topk > 0 { (position + row + 1) / ratio } else { 0 }, topk);
         selection[row * (1 + topk)] = list.len() as u32;
         selection[row * (1 + topk) + 1..][..list.len()].copy_from_slice(&list);
-        for &entry in &list {
-            let latent = &mut latents[entry as usize];
-            if latent.is_none() {
-                let packed = CacheFormat::Nvfp4.pack(&random.normals(head_dim, 1.0));
-                pages[layout.latent(entry as usize)..][..layout.latent_words].copy_from_slice(&packed);
-                *latent = Some(CacheFormat::Nvfp4.unpack(&packed, head_dim));
-            }
+        let mut unpacked = vec![];
+        for place in latents[row * topk * words..].chunks_exact_mut(words).take(list.len()) {
+            place.copy_from_slice(&CacheFormat::Nvfp4.pack(&random.normals(head_dim, 1.0)));
+            unpacked.push(CacheFormat::Nvfp4.unpack(place, head_dim));
         }
-        chosen.push(list);
+        chosen.push(unpacked);
     }
 
     let mut up = vec![f32::from_bits(POISON); rows * shape.up_stride()];
     for row in up.chunks_mut(shape.up_stride()) {
         row[4..][..heads * head_dim].copy_from_slice(&random.normals(heads * head_dim, 2.0));
     }
-    let state = Step { position: position as u32, rows: rows as u32, ..Step::default() };
+    // The other half of the model has another floor.
+    let floors = [floor as u32, random.below((position + rows) as u32)];
+    let state = Step {
+        position: position as u32,
+        rows: rows as u32,
+        encoder_floor: floors[usize::from(shape.decoder)],
+        decoder_floor: floors[usize::from(!shape.decoder)],
+        ..Step::default()
+    };
     let step = gpu.uniform("step", &state).unwrap();
     let attended = poisoned(gpu, MemoryKind::Scratch, "attended", rows * shape.groups * shape.group_stride());
-    let buffers = [&ring, &chunk, &pages, &selection].map(|words| upload(gpu, MemoryKind::Cache, "cache", words));
+    let buffers = [&ring, &chunk, &latents, &selection].map(|words| upload(gpu, MemoryKind::Cache, "cache", words));
     let up_buffer = upload(gpu, MemoryKind::Scratch, "up", &up);
     let constants = upload(gpu, MemoryKind::Weights, "constants", &[&freqs[..], &sinks].concat());
     let kernel = Attend::new(
@@ -123,6 +132,7 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, seed: u64) -> 
             head_dim,
             rotary: shape.rotary,
             window,
+            decoder: shape.decoder,
             groups: shape.groups,
             up_stride: shape.up_stride(),
             query_at: 4,
@@ -132,22 +142,20 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, seed: u64) -> 
             constants: &constants,
             attended: &attended,
         },
-        shape
-            .global
-            .map(|_| Selected { ratio, index_dim: INDEX_DIM, topk, pages: &buffers[2], selection: &buffers[3] })
-            .as_ref(),
+        shape.global.map(|_| Selected { ratio, topk, latents: &buffers[2], selection: &buffers[3] }).as_ref(),
     )
     .unwrap();
     let mut recording = Recording::new();
-    kernel.record(&mut recording, position as u32, rows as u32);
+    kernel.record(&mut recording, position as u32, rows as u32, floor as u32);
     gpu.submit(recording).unwrap();
     let written: Vec<f32> = read(gpu, &attended);
 
     let mut worst = 0f32;
     for row in 0..rows {
         let t = position + row;
-        let mut visible: Vec<&[f32]> = ((t + 1).saturating_sub(window)..=t).map(|s| &keys[s - oldest][..]).collect();
-        visible.extend(chosen[row].iter().map(|&entry| &latents[entry as usize].as_ref().unwrap()[..]));
+        let first = (t + 1).saturating_sub(window).max(floor);
+        let mut visible: Vec<&[f32]> = (first..=t).map(|s| &keys[s - oldest][..]).collect();
+        visible.extend(chosen[row].iter().map(|latent| &latent[..]));
         let mut q = up[row * shape.up_stride() + 4..][..heads * head_dim].to_vec();
         rotate_heads(&mut q, head_dim, t as u32, &freqs, false);
         let scale = (head_dim as f32).powf(-0.5);
@@ -166,6 +174,8 @@ proptest! {
         // A software device compiles for seconds a head size: a few, of whole and broken groups and words.
         (head_dim, rotary) in prop_oneof![Just((44, 12)), Just((10, 10)), Just((134, 6))],
         (window, position, rows) in (1usize..140, 0usize..300, 1usize..6),
+        // How far below the last row the floor is, and whether for the decoder.
+        (above_floor, decoder) in (0usize..150, any::<bool>()),
         (ratio, topk) in (1usize..3, 0usize..90),
         seed: u64,
     ) {
@@ -175,51 +185,76 @@ proptest! {
             head_dim,
             rotary,
             window,
+            decoder,
             global: (topk > 0).then_some((ratio, topk)),
         };
-        check_against_twin(shape, position, rows, seed);
+        check_against_twin(shape, position, rows, (position + rows - 1).saturating_sub(above_floor), seed);
     }
 }
 
 #[test]
 fn the_first_token_and_the_last_of_a_million_equal_the_twin() {
-    let shape = Shape { heads: 3, groups: 1, head_dim: 44, rotary: 12, window: 16, global: Some((2, 33)) };
+    let shape =
+        Shape { heads: 3, groups: 1, head_dim: 44, rotary: 12, window: 16, decoder: false, global: Some((2, 33)) };
     for (position, rows) in [(0, 1), (0, 2), (1, 1), (31, 3), (32, 33), (65_535, 3)] {
-        check_against_twin(shape, position, rows, position as u64);
+        check_against_twin(shape, position, rows, 0, position as u64);
     }
-    check_against_twin(Shape { global: None, ..shape }, 1_048_573, 3, 1);
+    check_against_twin(Shape { global: None, ..shape }, 1_048_573, 3, 0, 1);
+}
+
+/// A floor anywhere in the window, the row's own position included; rows below it see no window key at all.
+#[test]
+fn nothing_below_the_floor_is_seen() {
+    for decoder in [false, true] {
+        for global in [None, Some((2, 20))] {
+            let shape = Shape { heads: 3, groups: 1, head_dim: 44, rotary: 12, window: 40, decoder, global };
+            for (position, rows) in [(0, 1), (0, 5), (60, 1), (60, 4)] {
+                let last = position + rows - 1;
+                for floor in [0, 20, 21, 22, 27, 28, 29, position, position + 1, last].map(|floor| floor.min(last)) {
+                    check_against_twin(shape, position, rows, floor, floor as u64);
+                }
+            }
+        }
+    }
 }
 
 #[test]
 fn released_widths_equal_the_twin() {
-    let shape = Shape { heads: 64, groups: 8, head_dim: 512, rotary: 64, window: 128, global: Some((1, 512)) };
-    println!("one row: {:e}", check_against_twin(shape, 700, 1, 1));
-    println!("eight rows: {:e}", check_against_twin(Shape { global: Some((2, 512)), ..shape }, 1_030, 8, 2));
+    let shape =
+        Shape { heads: 64, groups: 8, head_dim: 512, rotary: 64, window: 128, decoder: true, global: Some((1, 512)) };
+    println!("one row: {:e}", check_against_twin(shape, 700, 1, 0, 1));
+    println!("eight rows: {:e}", check_against_twin(Shape { global: Some((2, 512)), ..shape }, 1_030, 8, 950, 2));
 }
 
-/// What a step does to a layer: `cache_append`, `attend`, `ring_commit`, with the selection of every row given.
+/// What a step does to a layer: `cache_append`, `latent_gather`, `attend`, `ring_commit`, with the selection of every row
+/// given.
 struct Attention {
     layer: Layer,
     selection: Buffer,
+    latents: Buffer,
     attended: Buffer,
+    gather: LatentGather,
     attend: Attend,
     commit: RingCommit,
-    topk: usize,
 }
+
+/// Most entries that a row of a text selects.
+const TOPK: usize = 40;
 
 impl Attention {
     fn new(
         gpu: &Gpu,
         layer: Layer,
+        pool: &Pool,
         freqs: &[f32],
         sinks: &[f32],
         up: (&Buffer, usize),
-        topk: usize,
         rows: usize,
     ) -> Self {
         let sizes = layer.sizes;
         let heads = sinks.len();
-        let selection = poisoned(gpu, MemoryKind::Scratch, "selection", rows * (1 + topk));
+        let selection = poisoned(gpu, MemoryKind::Scratch, "selection", rows * (1 + TOPK));
+        let latents = poisoned(gpu, MemoryKind::Scratch, "latents", rows * TOPK * layer.page.latent_words);
         let attended =
             poisoned(gpu, MemoryKind::Scratch, "attended", rows * (heads * sizes.head_dim).next_multiple_of(4));
         let constants = upload(gpu, MemoryKind::Weights, "constants", &[freqs, sinks].concat());
@@ -228,6 +263,7 @@ impl Attention {
             head_dim: sizes.head_dim,
             rotary: sizes.rotary,
             window: sizes.window,
+            decoder: false,
             groups: 1,
             up_stride: up.1,
             query_at: 0,
@@ -237,31 +273,31 @@ impl Attention {
             constants: &constants,
             attended: &attended,
         };
-        let selected = Selected {
-            ratio: sizes.ratio,
-            index_dim: sizes.index_dim,
-            topk,
-            pages: &layer.pages,
-            selection: &selection,
-        };
+        let dims = LatentGatherDims { topk: TOPK, page: layer.page };
+        let mut gather = LatentGather::new(gpu, &dims, &layer.step, &pool.table, &selection, &latents).unwrap();
+        for slab in &pool.slabs {
+            gather.add_slab(gpu, slab).unwrap();
+        }
+        let selected = Selected { ratio: sizes.ratio, topk: TOPK, latents: &latents, selection: &selection };
         let attend = Attend::new(gpu, &layer.step, &window, Some(&selected)).unwrap();
         let commit =
             RingCommit::new(gpu, &layer.step, sizes.head_dim, sizes.window, &layer.chunk, &layer.ring).unwrap();
-        Self { layer, selection, attended, attend, commit, topk }
+        Self { layer, selection, latents, attended, gather, attend, commit }
     }
 }
 
 /// Everything that a text leaves behind: ring, pages, remainder, and per token its packed queries and its output.
 fn run_text(sizes: Sizes, heads: usize, start: usize, count: usize, rows: usize) -> [Vec<u32>; 5] {
     let gpu = gpu().unwrap();
-    let topk = 40;
     let mut random = Random::new(start as u64);
     let weights = Weights::random(&mut random, &sizes, 1);
     let tokens = Tokens::random(&mut random, &sizes, count);
     let up_stride = (heads * sizes.head_dim).next_multiple_of(4);
     let q: Vec<Vec<f32>> = (0..count).map(|_| random.normals(up_stride, 2.0)).collect();
     let sinks = random.normals(heads, 1.0);
-    let layer = Layer::new(gpu, sizes, &weights, start + count, rows);
+    let page = sizes.page();
+    let pool = Pool::new(gpu, &mut random, &page, sizes.ratio, start + count, 3);
+    let layer = Layer::new(gpu, sizes, &weights, &pool, page, rows);
     // What came before the text: rows of the ring, entries, and the remainder of a begun group.
     let mut ring = vec![POISON; sizes.window * sizes.key_words()];
     for s in start.saturating_sub(sizes.window)..start {
@@ -269,12 +305,11 @@ fn run_text(sizes: Sizes, heads: usize, start: usize, count: usize, rows: usize)
             .copy_from_slice(&CacheFormat::Fp8.pack(&random.normals(sizes.head_dim, 1.0)));
     }
     gpu.upload(&layer.ring, 0, bytemuck::cast_slice(&ring));
-    let layout = sizes.pages();
     // Of old entries only some exist here, and only those are selected.
     let old: Vec<u32> = select(&mut random, start / sizes.ratio, 20);
     for &entry in &old {
         let latent = CacheFormat::Nvfp4.pack(&random.normals(sizes.head_dim, 1.0));
-        gpu.upload(&layer.pages, 4 * layout.latent(entry as usize) as u64, bytemuck::cast_slice(&latent));
+        pool.write(gpu, page.latent(entry as usize), &latent);
     }
     if let Some(remainder) = &layer.remainder {
         let held = random.normals((sizes.ratio - 1) * 2 * sizes.head_dim, 1.0);
@@ -284,39 +319,43 @@ fn run_text(sizes: Sizes, heads: usize, start: usize, count: usize, rows: usize)
         .map(|t| {
             let fresh = start.div_ceil(sizes.ratio)..(start + t + 1) / sizes.ratio;
             let fresh: Vec<u32> = fresh.map(|entry| entry as u32).collect();
-            let picks = select(&mut random, fresh.len(), topk - old.len());
+            let picks = select(&mut random, fresh.len(), TOPK - old.len());
             [&old[..], &picks.iter().map(|&i| fresh[i as usize]).collect::<Vec<_>>()].concat()
         })
         .collect();
 
     let up = poisoned(gpu, MemoryKind::Scratch, "up", rows * up_stride);
-    let attention = Attention::new(gpu, layer, &weights.freqs, &sinks, (&up, up_stride), topk, rows);
+    let attention = Attention::new(gpu, layer, &pool, &weights.freqs, &sinks, (&up, up_stride), rows);
     let (mut queries, mut attended) = (vec![], vec![]);
-    for first in (0..count).step_by(rows) {
-        let rows = rows.min(count - first);
+    let mut first = 0;
+    while first < count {
+        let (rows, slab) = pool.cut(start + first, rows.min(count - first), page.entries * sizes.ratio);
         let position = (start + first) as u32;
         let layer = &attention.layer;
-        for scratch in [&layer.chunk, &layer.queries, &attention.attended, &attention.selection] {
+        for scratch in [&layer.chunk, &layer.queries, &attention.attended, &attention.selection, &attention.latents] {
             gpu.fill(scratch, POISON);
         }
-        layer.load(gpu, &tokens, first, rows, position);
+        layer.load(gpu, &tokens, first, &Step { position, rows: rows as u32, ..Step::default() });
         gpu.upload(&up, 0, bytemuck::cast_slice(&q[first..first + rows].concat()));
         for (row, list) in selections[first..first + rows].iter().enumerate() {
             let list = [&[list.len() as u32], &list[..]].concat();
-            let at = 4 * row * (1 + attention.topk);
+            let at = 4 * row * (1 + TOPK);
             gpu.upload(&attention.selection, at as u64, bytemuck::cast_slice(&list));
         }
         let mut recording = Recording::new();
-        layer.append.record(&mut recording, position, rows as u32);
-        attention.attend.record(&mut recording, position, rows as u32);
+        layer.append.record(&mut recording, position, rows as u32, Jobs::All, slab);
+        let visible = (start + first + rows) / sizes.ratio;
+        attention.gather.record(&mut recording, rows as u32, visible as u32, &[0, 1, 2]);
+        attention.attend.record(&mut recording, position, rows as u32, 0);
         attention.commit.record(&mut recording, rows as u32);
         gpu.submit(recording).unwrap();
         queries.extend(&read::<u32>(gpu, &layer.queries)[..rows * sizes.heads * sizes.query_words()]);
         attended.extend(&read::<u32>(gpu, &attention.attended)[..rows * up_stride]);
+        first += rows;
     }
     let layer = &attention.layer;
     let remainder = layer.remainder.as_ref().map_or(vec![], |remainder| read(gpu, remainder));
-    [read(gpu, &layer.ring), read(gpu, &layer.pages), remainder, queries, attended]
+    [read(gpu, &layer.ring), pool.read(gpu), remainder, queries, attended]
 }
 
 fn check_steps(sizes: Sizes, heads: usize, start: usize, count: usize, steps: &[usize]) {
@@ -432,6 +471,7 @@ fn the_rotation_of_the_device_is_right_to_2e_7() {
         head_dim,
         rotary: head_dim,
         window: 1,
+        decoder: false,
         groups: 1,
         up_stride: head_dim,
         query_at: 0,
@@ -448,7 +488,7 @@ fn the_rotation_of_the_device_is_right_to_2e_7() {
     for position in starts {
         gpu.upload(&step, 0, bytemuck::bytes_of(&Step { position, rows: rows as u32, ..Step::default() }));
         let mut recording = Recording::new();
-        kernel.record(&mut recording, position, rows as u32);
+        kernel.record(&mut recording, position, rows as u32, 0);
         gpu.submit(recording).unwrap();
         let out: Vec<f32> = read(gpu, &attended);
         for (row, pairs) in out.chunks_exact(head_dim).enumerate() {
@@ -478,6 +518,7 @@ fn counts_the_bytes_of_window_and_selection() {
         head_dim: 512,
         rotary: 64,
         window: 128,
+        decoder: true,
         groups: 1,
         up_stride: 1024,
         query_at: 0,
@@ -487,17 +528,19 @@ fn counts_the_bytes_of_window_and_selection() {
         constants: &any,
         attended: &attended,
     };
-    let selected = Selected { ratio: 2, index_dim: 128, topk: 512, pages: &any, selection: &any };
+    let selected = Selected { ratio: 2, topk: 512, latents: &any, selection: &any };
     let kernel = Attend::new(gpu, &step, &window, Some(&selected)).unwrap();
     // No rows in flight on the device: nothing runs, and the counters say what was recorded.
-    let bytes = |position, rows| {
+    let bytes = |position, rows, floor| {
         let before = gpu.counters().cache_bytes;
         let mut recording = Recording::new();
-        kernel.record(&mut recording, position, rows);
+        kernel.record(&mut recording, position, rows, floor);
         gpu.submit(recording).unwrap();
         gpu.counters().cache_bytes - before
     };
-    assert_eq!(bytes(0, 1), 528);
-    assert_eq!(bytes(99, 2), (100 + 101) * 528 + (50 + 50) * 288);
-    assert_eq!(bytes(500_000, 1), 128 * 528 + 512 * 288);
+    assert_eq!(bytes(0, 1, 0), 528);
+    assert_eq!(bytes(99, 2, 0), (100 + 101) * 528 + (50 + 50) * 288);
+    assert_eq!(bytes(99, 3, 100), (1 + 2) * 528 + (50 + 50 + 51) * 288);
+    assert_eq!(bytes(500_000, 1, 0), 128 * 528 + 512 * 288);
+    assert_eq!(bytes(500_000, 1, 499_990), 11 * 528 + 512 * 288);
 }

@@ -1,10 +1,11 @@
 //! `cache_append` against its twin; and the device's packing against `formats`, bit for bit.
 
 use super::common::{gpu, poisoned, read, upload, Random, POISON};
+use super::pool::Pool;
 use cedra::formats::CacheFormat;
 use cedra::gpu::{Buffer, Gpu, MemoryKind, Recording};
 use cedra::kernels::cache_append::{
-    constants, full_constants, CacheAppend, GlobalEntries, IndexQueries, PageLayout, WindowKeys,
+    constants, full_constants, CacheAppend, GlobalEntries, IndexQueries, Jobs, PageLayout, WindowKeys,
 };
 use cedra::kernels::linear::Segment;
 use cedra::kernels::Step;
@@ -30,8 +31,13 @@ impl Sizes {
     pub fn query_words(&self) -> usize {
         CacheFormat::Mxfp4.row_words(self.index_dim)
     }
-    pub fn pages(&self) -> PageLayout {
+    /// The layer's part of a page, alone in it.
+    pub fn part(&self) -> PageLayout {
         PageLayout::new(self.ratio, self.head_dim, self.index_dim)
+    }
+    /// The part with something else before and behind it.
+    pub fn page(&self) -> PageLayout {
+        self.part().within(5, 5 + self.part().words() + 3)
     }
     /// Segments start at multiples of 4, with something else before and between them.
     fn key_at(&self) -> usize {
@@ -181,33 +187,32 @@ impl Tokens {
 /// A Full layer's caches on the device, poisoned, with the kernel on them.
 pub struct Layer {
     pub sizes: Sizes,
+    pub page: PageLayout,
     pub step: Buffer,
     pub down: Buffer,
     pub up: Buffer,
     pub ring: Buffer,
     pub chunk: Buffer,
-    pub pages: Buffer,
     pub remainder: Option<Buffer>,
     pub queries: Buffer,
     pub append: CacheAppend,
 }
 
 impl Layer {
-    /// Room for `tokens` tokens, `rows` of them in flight.
-    pub fn new(gpu: &Gpu, sizes: Sizes, weights: &Weights, tokens: usize, rows: usize) -> Self {
+    /// With room for `rows` rows in flight; entries go to the layer's part of the pool's pages.
+    pub fn new(gpu: &Gpu, sizes: Sizes, weights: &Weights, pool: &Pool, page: PageLayout, rows: usize) -> Self {
         let cache = |label, words| poisoned(gpu, MemoryKind::Cache, label, words);
         let step = gpu.uniform("step", &Step::default()).unwrap();
         let down = cache("down", rows * sizes.down_stride());
         let up = cache("up", rows * sizes.up_stride());
         let ring = cache("ring", sizes.window * sizes.key_words());
         let chunk = cache("chunk", rows * sizes.key_words());
-        let pages = cache("pages", tokens.div_ceil(128) * sizes.pages().words());
         let remainder = (sizes.ratio > 1).then(|| cache("remainder", (sizes.ratio - 1) * 2 * sizes.head_dim));
         let queries = cache("queries", rows * sizes.heads * sizes.query_words());
         let words =
             full_constants(&weights.kv_norm, &weights.freqs, &weights.comp_norm, &weights.k_norm, &weights.pack);
         let constants = upload(gpu, MemoryKind::Weights, "constants", &words);
-        let append = CacheAppend::new(
+        let mut append = CacheAppend::new(
             gpu,
             &step,
             &WindowKeys {
@@ -235,18 +240,22 @@ impl Layer {
                 latent_at: sizes.latent_at(),
                 gate_at: sizes.gate_at(),
                 wk: weights.segment,
-                pages: &pages,
+                page,
+                table: &pool.table,
                 remainder: remainder.as_ref(),
             }),
         )
         .unwrap();
-        Self { sizes, step, down, up, ring, chunk, pages, remainder, queries, append }
+        for slab in &pool.slabs {
+            append.add_slab(gpu, slab).unwrap();
+        }
+        Self { sizes, page, step, down, up, ring, chunk, remainder, queries, append }
     }
 
-    /// Uploads the inputs of `rows` tokens from token `first` of the text, and the step that has them at `position`.
-    pub fn load(&self, gpu: &Gpu, tokens: &Tokens, first: usize, rows: usize, position: u32) {
-        let step = Step { position, rows: rows as u32, ..Step::default() };
-        gpu.upload(&self.step, 0, bytemuck::bytes_of(&step));
+    /// Uploads the step, and the inputs of its rows, which begin with token `first` of the text.
+    pub fn load(&self, gpu: &Gpu, tokens: &Tokens, first: usize, step: &Step) {
+        let rows = step.rows as usize;
+        gpu.upload(&self.step, 0, bytemuck::bytes_of(step));
         gpu.upload(&self.down, 0, bytemuck::cast_slice(&tokens.down[first..first + rows].concat()));
         gpu.upload(&self.up, 0, bytemuck::cast_slice(&tokens.up[first..first + rows].concat()));
     }
@@ -284,15 +293,23 @@ pub fn check_packed(format: CacheFormat, packed: &[u32], values: &[f32], noise: 
     packed == format.pack(values)
 }
 
-/// Runs a text of `count` tokens from `start` on in steps of `rows` and checks everything that is written.
-fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows: usize, seed: u64) {
+/// Runs a text of `count` tokens from `start` on in steps of `rows` and checks everything that is written. Groups that end
+/// below `kept` must stay as they are: what they would be made of is NaN.
+fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows: usize, kept: u32, seed: u64) {
     let Some(gpu) = gpu() else { return };
     let mut random = Random::new(seed);
     let weights = Weights::random(&mut random, &sizes, format);
     // A text that starts inside a group begins with the tokens that the remainder holds.
     let before = start as usize % sizes.ratio;
-    let tokens = Tokens::random(&mut random, &sizes, before + count);
-    let layer = Layer::new(gpu, sizes, &weights, start as usize + count, rows);
+    let mut tokens = Tokens::random(&mut random, &sizes, before + count);
+    // Tokens of groups that are kept.
+    let old = (kept as usize / sizes.ratio * sizes.ratio + before).saturating_sub(start as usize).min(before + count);
+    for down in &mut tokens.down[..old] {
+        down[sizes.latent_at()..].fill(f32::from_bits(POISON));
+    }
+    let page = sizes.page();
+    let pool = Pool::new(gpu, &mut random, &page, sizes.ratio, start as usize + count, 3);
+    let layer = Layer::new(gpu, sizes, &weights, &pool, page, rows);
     if before > 0 {
         let held: Vec<f32> =
             (0..before).flat_map(|t| [tokens.value(&sizes, t), tokens.gate(&sizes, t)].concat()).collect();
@@ -304,13 +321,16 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
         checked += 1;
         exact += check_packed(format, packed, values, noise) as u32;
     };
-    for first in (0..count).step_by(rows) {
-        let rows = rows.min(count - first);
+    let mut first = 0;
+    while first < count {
         let position = start + first as u32;
-        gpu.fill(&layer.chunk, POISON);
-        layer.load(gpu, &tokens, before + first, rows, position);
+        let (rows, slab) = pool.cut(position as usize, rows.min(count - first), page.entries * sizes.ratio);
+        for buffer in [&layer.chunk, &layer.ring, &layer.queries] {
+            gpu.fill(buffer, POISON);
+        }
+        layer.load(gpu, &tokens, before + first, &Step { position, rows: rows as u32, kept, ..Step::default() });
         let mut recording = Recording::new();
-        layer.append.record(&mut recording, position, rows as u32);
+        layer.append.record(&mut recording, position, rows as u32, Jobs::All, slab);
         gpu.submit(recording).unwrap();
         let (ring, chunk): (Vec<u32>, Vec<u32>) = (read(gpu, &layer.ring), read(gpu, &layer.chunk));
         let queries: Vec<u32> = read(gpu, &layer.queries);
@@ -326,16 +346,15 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
                 check(CacheFormat::Mxfp4, &queries[at..][..sizes.query_words()], head);
             }
         }
-        if rows > 1 {
-            assert!(ring.iter().all(|&w| w == POISON), "several rows leave the ring alone");
-        }
+        let other = if rows == 1 { &chunk } else { &ring };
+        assert!(other.iter().all(|&w| w == POISON), "several rows leave the ring alone, a single one the chunk");
+        first += rows;
     }
-    let pages: Vec<u32> = read(gpu, &layer.pages);
-    let layout = sizes.pages();
+    let pages = pool.read(gpu);
     let mut untouched = pages.clone();
     for t in 0..before + count {
         let position = start as usize - before + t;
-        if !(position + 1).is_multiple_of(sizes.ratio) {
+        if !(position + 1).is_multiple_of(sizes.ratio) || position < kept as usize {
             continue;
         }
         let group = t + 1 - sizes.ratio..t + 1;
@@ -350,19 +369,22 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
         let latent = twin::latent(&pooled, &weights.comp_norm, sizes.eps);
         let entry = twin::entry(&latent, group_start, &weights.freqs);
         let key = twin::index_key(&latent, &weights.wk, &weights.k_norm, sizes.eps, group_start, &weights.freqs);
-        let (at, key_at) = (layout.latent(position / sizes.ratio), layout.key(position / sizes.ratio));
-        check(CacheFormat::Nvfp4, &pages[at..][..layout.latent_words], &entry);
-        check(CacheFormat::Mxfp4, &pages[key_at..][..layout.key_words], &key);
-        untouched[at..][..layout.latent_words].fill(POISON);
-        untouched[key_at..][..layout.key_words].fill(POISON);
+        let (at, key_at) = (page.latent(position / sizes.ratio), page.key(position / sizes.ratio));
+        check(CacheFormat::Nvfp4, &pages[at..][..page.latent_words], &entry);
+        check(CacheFormat::Mxfp4, &pages[key_at..][..page.key_words], &key);
+        untouched[at..][..page.latent_words].fill(POISON);
+        untouched[key_at..][..page.key_words].fill(POISON);
     }
-    assert!(untouched.iter().all(|&w| w == POISON), "only the entries of complete groups are written");
+    assert!(
+        untouched.iter().all(|&w| w == POISON),
+        "only the entries of complete groups that are not kept are written"
+    );
     // Each place of the remainder holds the newest token there.
     if let Some(remainder) = &layer.remainder {
         let held: Vec<f32> = read(gpu, remainder);
         for j in 0..sizes.ratio - 1 {
             let newest = (0..before + count).rev().find(|t| (start as usize - before + t) % sizes.ratio == j);
-            if let Some(t) = newest {
+            if let Some(t) = newest.filter(|&t| t >= old) {
                 let expected = [tokens.value(&sizes, t), tokens.gate(&sizes, t)].concat();
                 assert_eq!(&held[2 * j * sizes.head_dim..][..2 * sizes.head_dim], &expected[..], "place {j}");
             }
@@ -378,7 +400,18 @@ const SMALL: Sizes = Sizes { head_dim: 44, rotary: 12, window: 5, eps: 1e-20, he
 fn every_phase_of_a_group_and_every_kind_of_step_equals_the_twin() {
     for ratio in [1, 2, 3] {
         for (start, rows) in [(0, 1), (0, 2), (1, 3), (2, 5), (126, 4), (255, 1)] {
-            check_against_twin(Sizes { ratio, ..SMALL }, 1, start, 9, rows, 7 + u64::from(start) * 31 + rows as u64);
+            check_against_twin(Sizes { ratio, ..SMALL }, 1, start, 9, rows, 0, 7 + u64::from(start) * 31 + rows as u64);
+        }
+    }
+}
+
+#[test]
+fn entries_below_kept_stay_as_they_are() {
+    for ratio in [1, 2, 3] {
+        for (start, rows) in [(0, 4), (1, 1), (1, 7), (125, 3)] {
+            for kept in start..=start + 7 {
+                check_against_twin(Sizes { ratio, ..SMALL }, 1, start, 7, rows, kept, u64::from(start + 8 * kept));
+            }
         }
     }
 }
@@ -387,7 +420,7 @@ fn every_phase_of_a_group_and_every_kind_of_step_equals_the_twin() {
 fn every_format_of_wk_equals_the_twin() {
     for format in 0..6 {
         let sizes = Sizes { head_dim: 76, rotary: 4, window: 9, heads: 5, index_dim: 36, ..SMALL };
-        check_against_twin(sizes, format, 0, 6, 6, 100 + u64::from(format));
+        check_against_twin(sizes, format, 0, 6, 6, 0, 100 + u64::from(format));
     }
 }
 
@@ -395,26 +428,58 @@ fn every_format_of_wk_equals_the_twin() {
 fn positions_up_to_the_last_of_a_million_equal_the_twin() {
     let sizes = Sizes { head_dim: 16, rotary: 8, window: 7, index_dim: 8, ..SMALL };
     for (start, count) in [(65_533, 6), (1_048_570, 6)] {
-        check_against_twin(sizes, 1, start, count, 3, 5);
+        check_against_twin(sizes, 1, start, count, 3, 0, 5);
     }
 }
 
 #[test]
 fn released_widths_equal_the_twin() {
     let sizes = Sizes { head_dim: 512, rotary: 64, window: 128, heads: 32, index_dim: 128, eps: 1e-20, ratio: 2 };
-    check_against_twin(sizes, 1, 1_000, 4, 3, 11);
-    check_against_twin(Sizes { ratio: 1, ..sizes }, 3, 70_001, 2, 2, 12);
+    check_against_twin(sizes, 1, 1_000, 4, 3, 0, 11);
+    check_against_twin(Sizes { ratio: 1, ..sizes }, 3, 70_001, 2, 2, 0, 12);
+}
+
+/// A Full layer with three slabs, and the inputs of `rows` rows at `position`, loaded.
+fn loaded(gpu: &Gpu, sizes: Sizes, position: u32, rows: usize, seed: u64) -> (Layer, Pool, Weights) {
+    let mut random = Random::new(seed);
+    let weights = Weights::random(&mut random, &sizes, 0);
+    let tokens = Tokens::random(&mut random, &sizes, rows);
+    let pool = Pool::new(gpu, &mut random, &sizes.page(), sizes.ratio, position as usize + rows, 3);
+    let layer = Layer::new(gpu, sizes, &weights, &pool, sizes.page(), rows);
+    layer.load(gpu, &tokens, 0, &Step { position, rows: rows as u32, ..Step::default() });
+    (layer, pool, weights)
+}
+
+#[test]
+fn a_part_of_the_jobs_writes_its_own_and_nothing_else() {
+    let Some(gpu) = gpu() else { return };
+    let position = 40;
+    for rows in [1, 2, 5] {
+        let run = |jobs| {
+            let (layer, pool, _) = loaded(gpu, Sizes { ratio: rows.min(2), ..SMALL }, position, rows, 4);
+            let mut recording = Recording::new();
+            layer.append.record(&mut recording, position, rows as u32, jobs, pool.slab(0));
+            gpu.submit(recording).unwrap();
+            let remainder = layer.remainder.as_ref().map_or(vec![], |remainder| read(gpu, remainder));
+            let keys: [Vec<u32>; 2] = [&layer.ring, &layer.chunk].map(|buffer| read(gpu, buffer));
+            ([pool.read(gpu), remainder], keys, read::<u32>(gpu, &layer.queries))
+        };
+        let untouched = |words: &[u32]| words.iter().all(|&w| w == POISON);
+        let (entries, keys, queries) = run(Jobs::All);
+        assert!(!untouched(&entries[0]) && !untouched(&keys.concat()) && !untouched(&queries));
+        let part = run(Jobs::Keys);
+        assert!(part.0 == entries && part.1 == keys && untouched(&part.2), "keys of {rows} rows");
+        let part = run(Jobs::Entries);
+        assert!(part.0 == entries && untouched(&part.1.concat()) && untouched(&part.2), "entries of {rows} rows");
+    }
 }
 
 #[test]
 fn layers_without_an_indexer_write_window_keys_only_and_reindex_layers_queries_too() {
     let Some(gpu) = gpu() else { return };
     let (sizes, rows) = (SMALL, 3);
-    let mut random = Random::new(3);
-    let weights = Weights::random(&mut random, &sizes, 0);
-    let tokens = Tokens::random(&mut random, &sizes, rows);
     // The buffers of a Full layer; its own kernel gives the expected bits.
-    let full = Layer::new(gpu, sizes, &weights, 128, rows);
+    let (full, pool, weights) = loaded(gpu, sizes, 40, rows, 3);
     let (chunk, queries) = (
         poisoned(gpu, MemoryKind::Scratch, "chunk", rows * sizes.key_words()),
         poisoned(gpu, MemoryKind::Scratch, "queries", rows * sizes.heads * sizes.query_words()),
@@ -440,21 +505,73 @@ fn layers_without_an_indexer_write_window_keys_only_and_reindex_layers_queries_t
         up: &full.up,
         queries: &queries,
     };
-    full.load(gpu, &tokens, 0, rows, 40);
+    let mut recording = Recording::new();
+    full.append.record(&mut recording, 40, rows as u32, Jobs::All, pool.slab(0));
+    gpu.submit(recording).unwrap();
     for queries_too in [false, true] {
-        gpu.fill(&chunk, POISON);
-        let kernel = CacheAppend::new(gpu, &full.step, &keys, queries_too.then_some(&index), None).unwrap();
-        let mut recording = Recording::new();
-        kernel.record(&mut recording, 40, rows as u32);
-        full.append.record(&mut recording, 40, rows as u32);
-        gpu.submit(recording).unwrap();
-        assert_eq!(read::<u32>(gpu, &chunk), read::<u32>(gpu, &full.chunk));
-        let written: Vec<u32> = read(gpu, &queries);
-        if queries_too {
-            assert_eq!(written, read::<u32>(gpu, &full.queries));
-        } else {
-            assert!(written.iter().all(|&w| w == POISON));
+        let mut kernel = CacheAppend::new(gpu, &full.step, &keys, queries_too.then_some(&index), None).unwrap();
+        // Whoever adds slabs need not know which layers have use for them.
+        kernel.add_slab(gpu, &pool.slabs[0]).unwrap();
+        for jobs in [Jobs::All, Jobs::Keys, Jobs::Entries] {
+            gpu.fill(&chunk, POISON);
+            gpu.fill(&queries, POISON);
+            let mut recording = Recording::new();
+            kernel.record(&mut recording, 40, rows as u32, jobs, 7);
+            assert_eq!(recording.dispatches(), usize::from(jobs != Jobs::Entries));
+            gpu.submit(recording).unwrap();
+            let written: [Vec<u32>; 2] = [&chunk, &queries].map(|buffer| read(gpu, buffer));
+            for (written, expected, wanted) in [
+                (&written[0], &full.chunk, jobs != Jobs::Entries),
+                (&written[1], &full.queries, queries_too && jobs == Jobs::All),
+            ] {
+                let expected = if wanted { read(gpu, expected) } else { vec![POISON; written.len()] };
+                assert_eq!(*written, expected, "{jobs:?}");
+            }
         }
+    }
+}
+
+/// Layers of several ratios with their parts in the same pages, in any order of parts: each is what it is alone.
+#[test]
+fn the_layers_of_a_page_write_their_own_parts() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random::new(23);
+    let (count, rows) = (300, 50);
+    let sizes = [1, 3, 2].map(|ratio| Sizes { ratio, ..SMALL });
+    let page_words = sizes.iter().map(|s| s.part().words()).sum();
+    let mut at = 0;
+    let pages = sizes.map(|s| {
+        let part = s.part().within(at, page_words);
+        at += part.words();
+        part
+    });
+    // Pages of a ratio of 3 have 126 tokens, so there are most of those.
+    let shared = Pool::new(gpu, &mut random, &pages[1], 3, count, 2);
+    for i in [2, 0, 1] {
+        let (sizes, page) = (sizes[i], pages[i]);
+        let weights = Weights::random(&mut random, &sizes, 2);
+        let tokens = Tokens::random(&mut random, &sizes, count);
+        let before = shared.read(gpu);
+        let alone = Pool::new(gpu, &mut random, &sizes.part(), sizes.ratio, count, 1);
+        for (pool, page) in [(&shared, page), (&alone, sizes.part())] {
+            let layer = Layer::new(gpu, sizes, &weights, pool, page, rows);
+            let mut first = 0;
+            while first < count {
+                let (rows, slab) = pool.cut(first, rows.min(count - first), page.entries * sizes.ratio);
+                let step = Step { position: first as u32, rows: rows as u32, ..Step::default() };
+                layer.load(gpu, &tokens, first, &step);
+                let mut recording = Recording::new();
+                layer.append.record(&mut recording, step.position, step.rows, Jobs::Entries, slab);
+                gpu.submit(recording).unwrap();
+                first += rows;
+            }
+        }
+        let mut expected = before;
+        let alone = alone.read(gpu);
+        for (whole, part) in expected.chunks_exact_mut(page_words).zip(alone.chunks_exact(page.words())) {
+            whole[page.at..][..page.words()].copy_from_slice(part);
+        }
+        assert!(shared.read(gpu) == expected, "ratio {}", sizes.ratio);
     }
 }
 
@@ -534,13 +651,15 @@ fn packing_equals_formats_bit_for_bit() {
     tokens.down[0][sizes.latent_at()..][..40].fill(0.0);
     tokens.up[0][Sizes::QUERY_AT..][..40].fill(-0.0);
 
-    let layer = Layer::new(gpu, sizes, &weights, rows, rows);
-    layer.load(gpu, &tokens, 0, rows, 0);
+    let layout = sizes.page();
+    let pool = Pool::new(gpu, &mut random, &layout, sizes.ratio, rows, 1);
+    let layer = Layer::new(gpu, sizes, &weights, &pool, layout, rows);
+    layer.load(gpu, &tokens, 0, &Step { rows: rows as u32, ..Step::default() });
     let mut recording = Recording::new();
-    layer.append.record(&mut recording, 0, rows as u32);
+    layer.append.record(&mut recording, 0, rows as u32, Jobs::All, 0);
     gpu.submit(recording).unwrap();
     let (chunk, queries): (Vec<u32>, Vec<u32>) = (read(gpu, &layer.chunk), read(gpu, &layer.queries));
-    let (pages, layout): (Vec<u32>, _) = (read(gpu, &layer.pages), sizes.pages());
+    let pages = pool.read(gpu);
     for t in 0..rows {
         let same = |format: CacheFormat, packed: &[u32], values: &[f32]| {
             let expected = format.pack(values);

@@ -1,10 +1,12 @@
 //! `index_score` against its twin: bit for bit, in both variants, whatever the shape.
 
 use crate::common::{assert_same_bits, config, gpu, poisoned, read, upload, Random, POISON};
+use crate::pool::Pool;
 use cedra::formats::CacheFormat::Mxfp4;
-use cedra::gpu::{Gpu, MemoryKind, Recording};
+use cedra::gpu::{Buffer, DeviceOptions, Gpu, MemoryKind, Recording};
+use cedra::kernels::cache_append::PageLayout;
 use cedra::kernels::index_score::{weight_scale, IndexScore, IndexScoreBuffers, IndexScoreDims};
-use cedra::kernels::select::{score_stride, CandidateDims};
+use cedra::kernels::tiling::{CandidateDims, Tiles, Tiling, TilingDims};
 use cedra::reference::index_score::score_packed;
 use cedra::Error;
 use proptest::prelude::*;
@@ -15,18 +17,22 @@ fn variants(gpu: &Gpu) -> impl Iterator<Item = &'static str> + '_ {
 }
 
 /// A cache of random keys, and the queries and weights of the rows from `position` on.
-struct Case {
-    dims: IndexScoreDims,
-    rows: usize,
-    position: usize,
+pub struct Case {
+    pub dims: IndexScoreDims,
+    pub rows: usize,
+    pub position: usize,
     /// (entries, row words)
-    keys: Vec<Vec<u32>>,
+    pub keys: Vec<Vec<u32>>,
     /// (T * H_i, row words)
-    queries: Vec<Vec<u32>>,
+    pub queries: Vec<Vec<u32>>,
     /// (T, weight_stride), poison but for the weights
-    weights: Vec<u32>,
+    pub weights: Vec<u32>,
     /// (T, blocks): ascending block ids
-    lists: Vec<Vec<u32>>,
+    pub lists: Vec<Vec<u32>>,
+    /// Slabs that the pages lie in.
+    pub slabs: usize,
+    /// Words of scores at a time, and slots of a segment.
+    pub budget: (u32, u32),
 }
 
 /// A vector whose blocks are at very different scales.
@@ -40,9 +46,11 @@ fn packed(random: &mut Random, channels: usize) -> Vec<u32> {
 }
 
 impl Case {
-    fn new(seed: u64, heads: usize, head_dim: usize, ratio: usize, rows: usize, position: usize) -> Self {
+    pub fn new(seed: u64, heads: usize, head_dim: usize, ratio: usize, rows: usize, position: usize) -> Self {
         let mut random = Random::new(seed);
-        let page_entries = 128 / ratio;
+        let page = PageLayout::new(ratio, 8 * random.below(3) as usize, head_dim);
+        // Parts of other layers before and behind.
+        let page = page.within(random.below(9) as usize, page.words() + 9);
         let entries = (position + rows) / ratio;
         let weight_offset = 4 * random.below(3);
         let weight_stride = weight_offset + (heads as u32).next_multiple_of(4) + 4 * random.below(2);
@@ -57,9 +65,8 @@ impl Case {
                 weight_stride,
                 weight_offset,
                 ratio: ratio as u32,
-                page_entries: page_entries as u32,
-                latent_words: random.below(5),
-                capacity: (entries.div_ceil(page_entries).max(1) * page_entries) as u32,
+                page,
+                capacity: (entries.div_ceil(page.entries).max(1) * page.entries) as u32,
                 candidates: None,
             },
             rows,
@@ -68,6 +75,8 @@ impl Case {
             queries: (0..rows * heads).map(|_| packed(&mut random, head_dim)).collect(),
             weights,
             lists: vec![],
+            slabs: 1 + random.below(3) as usize,
+            budget: [(8 << 20, 16 << 10), (1_000, 16), (5_000, 200)][random.below(3) as usize],
         }
     }
 
@@ -86,7 +95,7 @@ impl Case {
         self
     }
 
-    fn visible(&self, row: usize) -> usize {
+    pub fn visible(&self, row: usize) -> usize {
         (self.position + row + 1) / self.dims.ratio as usize
     }
 
@@ -102,78 +111,115 @@ impl Case {
         }
     }
 
-    /// What the twin says; poison where nothing is written.
-    fn expected(&self) -> Vec<f32> {
-        let (heads, stride) = (self.dims.heads as usize, score_stride(self.dims.slots()) as usize);
+    /// What the twin says of a row.
+    pub fn scores(&self, row: usize) -> Vec<f32> {
+        self.scores_of(row, &self.keys, self.entries(row))
+    }
+
+    /// What the twin says of some entries of these keys.
+    pub fn scores_of(&self, row: usize, keys: &[Vec<u32>], entries: impl IntoIterator<Item = usize>) -> Vec<f32> {
+        let heads = self.dims.heads as usize;
         let scale = weight_scale(self.dims.heads, self.dims.head_dim);
-        let mut scores = vec![f32::from_bits(POISON); self.rows * stride];
-        for row in 0..self.rows {
-            let at = row * self.dims.weight_stride as usize + self.dims.weight_offset as usize;
-            let weights: Vec<f32> = self.weights[at..at + heads].iter().map(|&w| f32::from_bits(w) * scale).collect();
-            let queries = self.queries[row * heads..(row + 1) * heads].concat();
-            for (slot, entry) in self.entries(row).into_iter().enumerate() {
-                let score = score_packed(&queries, &weights, &self.keys[entry], self.dims.head_dim as usize);
-                scores[row * stride + slot] = score;
-            }
+        let at = row * self.dims.weight_stride as usize + self.dims.weight_offset as usize;
+        let weights: Vec<f32> = self.weights[at..at + heads].iter().map(|&w| f32::from_bits(w) * scale).collect();
+        let queries = self.queries[row * heads..(row + 1) * heads].concat();
+        let score = |entry: usize| score_packed(&queries, &weights, &keys[entry], self.dims.head_dim as usize);
+        entries.into_iter().map(score).collect()
+    }
+
+    /// What the twin says of all rows; poison where nothing is written.
+    fn expected(&self) -> Vec<f32> {
+        let mut scores = vec![f32::from_bits(POISON); self.rows * self.dims.slots() as usize];
+        for (row, scores) in scores.chunks_mut(self.dims.slots() as usize).enumerate() {
+            let seen = self.scores(row);
+            scores[..seen.len()].copy_from_slice(&seen);
         }
         scores
     }
 
-    /// The pages: keys where they belong, poison elsewhere.
+    /// The pages one after the other: keys where they belong, poison elsewhere.
     fn pages(&self) -> Vec<u32> {
-        let dims = &self.dims;
-        let page_entries = dims.page_entries as usize;
-        let row_words = Mxfp4.row_words(dims.head_dim as usize);
-        let page_words = page_entries * (dims.latent_words as usize + row_words);
-        let mut pages = vec![POISON; (dims.capacity as usize).div_ceil(page_entries) * page_words];
+        let page = &self.dims.page;
+        let mut pages = vec![POISON; (self.dims.capacity as usize).div_ceil(page.entries) * page.page_words];
         for (entry, key) in self.keys.iter().enumerate() {
-            let at = entry / page_entries * page_words
-                + page_entries * dims.latent_words as usize
-                + entry % page_entries * row_words;
-            pages[at..at + row_words].copy_from_slice(key);
+            pages[page.key(entry)..][..page.key_words].copy_from_slice(key);
         }
         pages
     }
 
-    /// What the kernel says about `rows` rows from row `first` on.
-    fn run(&self, gpu: &Gpu, variant: &str, first: usize, rows: usize) -> Vec<f32> {
-        let dims = &self.dims;
-        let (heads, weight_stride) = (dims.heads as usize, dims.weight_stride as usize);
-        let stride = score_stride(dims.slots()) as usize;
+    /// The pages in slabs.
+    pub fn pool(&self, gpu: &Gpu) -> Pool {
+        let (pages, page_words) = (self.pages(), self.dims.page.page_words);
+        let random = &mut Random::new(self.position as u64);
+        let pool = Pool::of_pages(gpu, random, page_words, pages.len() / page_words, self.slabs);
+        for (number, page) in pages.chunks(page_words).enumerate() {
+            pool.write(gpu, number * page_words, page);
+        }
+        pool
+    }
+
+    /// Step, queries and weights of `rows` rows from row `first` on.
+    pub fn inputs(&self, gpu: &Gpu, first: usize, rows: usize) -> (Buffer, Buffer, Buffer) {
+        let (heads, weight_stride) = (self.dims.heads as usize, self.dims.weight_stride as usize);
         let mut step = [0u32; 16];
         (step[0], step[1]) = ((self.position + first) as u32, rows as u32);
-        let step = upload(gpu, MemoryKind::Params, "step", &step);
         let queries = self.queries[first * heads..(first + rows) * heads].concat();
-        let queries = upload(gpu, MemoryKind::Scratch, "queries", &queries);
         let weights = &self.weights[first * weight_stride..(first + rows) * weight_stride];
-        let weights = upload(gpu, MemoryKind::Scratch, "weights", weights);
-        let pages = upload(gpu, MemoryKind::Cache, "pages", &self.pages());
-        let candidates = dims.candidates.map(|c| {
-            let mut words = vec![POISON; rows * c.list_words() as usize];
-            for (words, list) in words.chunks_mut(c.list_words() as usize).zip(&self.lists[first..]) {
-                words[0] = list.len() as u32;
-                words[1..=list.len()].copy_from_slice(list);
-            }
-            upload(gpu, MemoryKind::Scratch, "candidates", &words)
-        });
-        // Room for a row more than is in flight: nothing may be written there.
-        let scores = poisoned(gpu, MemoryKind::Scratch, "scores", (rows + 1) * stride);
+        (
+            upload(gpu, MemoryKind::Params, "step", &step),
+            upload(gpu, MemoryKind::Scratch, "queries", &queries),
+            upload(gpu, MemoryKind::Scratch, "weights", weights),
+        )
+    }
+
+    /// What the kernel says about `rows` rows from row `first` on, all tiles together.
+    fn run(&self, gpu: &Gpu, variant: &str, first: usize, rows: usize) -> Vec<f32> {
+        let dims = &self.dims;
+        let (step, queries, weights) = self.inputs(gpu, first, rows);
+        let pool = self.pool(gpu);
+        let list_words = dims.candidates.map_or(1, |c| c.list_words() as usize);
+        let mut lists = vec![POISON; rows * list_words];
+        for (words, list) in lists.chunks_mut(list_words).zip(&self.lists[first.min(self.lists.len())..]) {
+            words[0] = list.len() as u32;
+            words[1..=list.len()].copy_from_slice(list);
+        }
+        let candidates = upload(gpu, MemoryKind::Scratch, "candidates", &lists);
+        // The grid has a row more than is in flight: nothing may be written there.
+        let launched = rows as u32 + 1;
+        let tiling = TilingDims { rows: launched, slots: dims.slots(), topk: 1, candidates: dims.candidates };
+        let tiling = Tiling::within(&tiling, self.budget.0, self.budget.1);
+        let scores = poisoned(gpu, MemoryKind::Scratch, "scores", tiling.score_words());
         let buffers = IndexScoreBuffers {
             step: &step,
+            table: &pool.table,
             queries: &queries,
             weights: &weights,
-            pages: &pages,
-            candidates: candidates.as_ref(),
+            candidates: &candidates,
             scores: &scores,
         };
-        let kernel = IndexScore::with_variant(gpu, variant, dims, &buffers).unwrap();
-        let mut recording = Recording::new();
-        kernel.record(&mut recording, rows as u32 + 1, self.visible(first + rows - 1) as u32);
-        gpu.submit(recording).unwrap();
-        let mut scores: Vec<f32> = read(gpu, &scores);
-        let beyond = scores.split_off(rows * stride);
-        assert!(beyond.iter().all(|s| s.to_bits() == POISON), "a row beyond those in flight was written");
-        scores
+        let tiles = Tiles::new(gpu, tiling).unwrap();
+        let mut kernel = IndexScore::with_variant(gpu, variant, dims, &buffers, &tiles).unwrap();
+        for slab in &pool.slabs {
+            kernel.add_slab(gpu, slab).unwrap();
+        }
+        let visible = self.visible(first + rows - 1);
+        let mut all = vec![f32::from_bits(POISON); rows * dims.slots() as usize];
+        for pass in tiles.tiling().passes(launched, (visible as u32).min(dims.slots())) {
+            gpu.fill(&scores, POISON);
+            let mut recording = Recording::new();
+            let slabs = pool.slabs_of(0..visible.div_ceil(dims.page.entries));
+            kernel.record(gpu, &mut recording, launched, &pass, &slabs).unwrap();
+            gpu.submit(recording).unwrap();
+            let mut scores: Vec<f32> = read(gpu, &scores);
+            let beyond = scores.split_off(rows * pass.stride as usize);
+            assert!(beyond.iter().all(|s| s.to_bits() == POISON), "a row beyond those in flight was written");
+            for (all, scores) in all.chunks_mut(dims.slots() as usize).zip(scores.chunks(pass.stride as usize)) {
+                let (written, beyond) = scores.split_at(pass.slots as usize);
+                all[pass.first as usize..][..written.len()].copy_from_slice(written);
+                assert!(beyond.iter().all(|s| s.to_bits() == POISON), "a slot beyond those in sight was written");
+            }
+        }
+        all
     }
 
     fn check(&self, gpu: &Gpu) {
@@ -227,7 +273,7 @@ fn many_heads() {
 fn rows_do_not_depend_on_their_neighbours() {
     let Some(gpu) = gpu() else { return };
     let case = Case::new(4, 5, 44, 2, 7, 300);
-    let stride = score_stride(case.dims.slots()) as usize;
+    let stride = case.dims.slots() as usize;
     for variant in variants(gpu) {
         let together = case.run(gpu, variant, 0, 7);
         for row in 0..7 {
@@ -288,14 +334,16 @@ fn half_a_million_entries() {
     case.check(gpu);
 }
 
+/// Pages of other slabs than the one at hand are skipped: every key is counted, and scored, once.
 #[test]
 fn traffic_is_that_of_the_visible_keys() {
-    let Some(gpu) = gpu() else { return };
-    let case = Case::new(9, 2, 128, 1, 3, 400);
-    let before = gpu.counters().cache_bytes;
-    case.run(gpu, "plain", 0, 3);
+    let Some(_) = gpu() else { return };
+    let gpu = Gpu::new_blocking(&DeviceOptions { software: true, ..Default::default() }).unwrap();
+    let mut case = Case::new(9, 2, 128, 1, 3, 400);
+    case.slabs = 3;
+    case.run(&gpu, "plain", 0, 3);
     // Three rows and the one that the grid has beyond them; 128 channels are 68 bytes.
-    assert!(gpu.counters().cache_bytes - before >= 4 * 403 * 68);
+    assert_eq!(gpu.counters().cache_bytes, 4 * 403 * 68);
 }
 
 #[test]
@@ -308,12 +356,13 @@ fn a_query_beyond_workgroup_memory_is_refused() {
         (poisoned(gpu, MemoryKind::Scratch, "read", 4), poisoned(gpu, MemoryKind::Scratch, "scores", 4));
     let buffers = IndexScoreBuffers {
         step: &step,
+        table: &step,
         queries: &read,
         weights: &read,
-        pages: &read,
-        candidates: None,
+        candidates: &read,
         scores: &scores,
     };
-    let error = IndexScore::new(gpu, &dims, &buffers).unwrap_err();
+    let tiling = Tiling::new(&TilingDims { rows: 1, slots: dims.slots(), topk: 1, candidates: None });
+    let error = IndexScore::new(gpu, &dims, &buffers, &Tiles::new(gpu, tiling).unwrap()).unwrap_err();
     assert!(matches!(error, Error::DeviceLimit { allowed: 16_384, .. }), "{error}");
 }

@@ -1,6 +1,7 @@
 //! Every uniform struct of the host against the struct of the same name in the shaders, as naga lays it out.
 
 use cedra::gpu::{BindingKind, Layout, StructInfo, SHADERS};
+use cedra::kernels::cache_append::TABLE_PAGES;
 use std::fmt::Write;
 
 /// What differs, or nothing.
@@ -31,8 +32,8 @@ fn host_structs_match_the_shaders() {
     for shader in SHADERS {
         for structure in shader.structs {
             let registered: Vec<_> = match structure.name {
-                // One struct, shared by the kernels that import it.
-                "Step" => layouts.iter().filter(|l| l.structure == "Step").collect(),
+                // One struct each, shared by the kernels that import it.
+                name @ ("Step" | "Tile") => layouts.iter().filter(|l| l.structure == name).collect(),
                 name => layouts.iter().filter(|l| l.structure == name && l.kernel == shader.kernel).collect(),
             };
             let place = format!("{}/{} {}", shader.kernel, shader.variant, structure.name);
@@ -67,11 +68,19 @@ fn host_structs_match_the_shaders() {
 fn uniforms_are_structs_with_a_known_name() {
     for shader in SHADERS {
         for binding in shader.bindings.iter().filter(|b| b.kind == BindingKind::Uniform) {
-            let expected = if binding.name == "step" { "Step" } else { "Params" };
+            let expected = match binding.name {
+                "step" => "Step",
+                "table" => "PageTable",
+                "tile" => "Tile",
+                _ => "Params",
+            };
             let found = shader.structs.iter().find(|s| s.name == expected);
             let place = format!("{}/{} `{}`", shader.kernel, shader.variant, binding.name);
             let structure = found.unwrap_or_else(|| panic!("{place} has no struct {expected}"));
             assert_eq!(structure.size as u64, binding.size, "{place} is not a {expected}");
+            if expected == "PageTable" {
+                assert_eq!(structure.size, 4 * TABLE_PAGES, "{place}: a word for each page");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Every kernel against its CPU twin, with random shapes. One module per kernel.
 
 mod common;
+mod pool;
 
 mod attend;
 mod boundary;
@@ -11,9 +12,12 @@ mod engram_gather;
 mod experts;
 mod group_rows;
 mod index_score;
+mod latent_gather;
 mod layout;
 mod linear;
 mod ring_commit;
 mod route;
 mod sample;
 mod select;
+mod select_merge;
+mod selector;
