@@ -3,6 +3,7 @@
 //! A [`Checkpoint`] that exists is whole: every tensor that the config calls for is there, with its shape, in a format
 //! that the kernels read, and nothing else is. [`layout`] says what that is. Weights stay packed; [`Tensor`] shows them.
 
+mod fingerprint;
 mod header;
 pub mod layout;
 mod tensor;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 
 use safetensors::tensor::Dtype;
 
+pub use fingerprint::Fingerprint;
 pub use tensor::{Format, Tensor};
 
 use crate::config::Config;
@@ -25,6 +27,8 @@ use layout::TensorSpec;
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Config,
+    /// Of the whole `config.json`: a [`Config`] has only what the model's arithmetic needs.
+    config_hash: [u8; 16],
     files: Vec<File>,
     tensors: BTreeMap<String, Stored>,
 }
@@ -88,31 +92,35 @@ impl Checkpoint {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        let config = Config::open(folder.join("config.json"))?;
+        let config_path = folder.join("config.json");
+        let config = Config::open(&config_path)?;
+        let json = std::fs::read_to_string(&config_path).map_err(|e| Error::io(&config_path, e))?;
+        let config_hash = fingerprint::config_hash(&json);
         let index_path = folder.join("model.safetensors.index.json");
         if !index_path.exists() {
-            return Self::new(config, vec![File::map(folder.join("model.safetensors"))?]);
+            return Self::new(config, config_hash, vec![File::map(folder.join("model.safetensors"))?]);
         }
         let index = read_index(&index_path)?;
         let names: std::collections::BTreeSet<&String> = index.values().collect();
         let files = names.iter().map(|name| File::map(folder.join(name))).collect::<Result<Vec<_>>>()?;
         let listing = list(&files)?;
         check_index(&index_path, &index, &files, &listing)?;
-        Self::validated(config, files, listing)
+        Self::validated(config, config_hash, files, listing)
     }
 
     /// Takes the text of a `config.json` and the whole of each safetensors file, with its name.
     pub fn from_files(config_json: &str, files: Vec<(String, Vec<u8>)>) -> Result<Self> {
         let file = |(name, bytes): (String, _)| File { path: name.into(), bytes: Bytes::Owned(bytes) };
-        Self::new(Config::from_json(config_json)?, files.into_iter().map(file).collect())
+        let config = Config::from_json(config_json)?;
+        Self::new(config, fingerprint::config_hash(config_json), files.into_iter().map(file).collect())
     }
 
-    fn new(config: Config, files: Vec<File>) -> Result<Self> {
+    fn new(config: Config, config_hash: [u8; 16], files: Vec<File>) -> Result<Self> {
         let listing = list(&files)?;
-        Self::validated(config, files, listing)
+        Self::validated(config, config_hash, files, listing)
     }
 
-    fn validated(config: Config, files: Vec<File>, mut listing: Listing) -> Result<Self> {
+    fn validated(config: Config, config_hash: [u8; 16], files: Vec<File>, mut listing: Listing) -> Result<Self> {
         let mut tensors = BTreeMap::new();
         for spec in layout::expected(&config) {
             if let Some(stored) = take(&spec, &mut listing, &files)? {
@@ -120,7 +128,7 @@ impl Checkpoint {
             }
         }
         check_rest(&listing)?;
-        Ok(Self { config, files, tensors })
+        Ok(Self { config, config_hash, files, tensors })
     }
 
     /// The model's config.
