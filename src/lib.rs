@@ -9,9 +9,11 @@
 //! | [`error`] | the one error type |
 //! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
 //! | [`sampling`] | how a request chooses tokens |
+//! | [`store`] | where sessions are kept: records by their hash, manifests by name; knows not what they mean |
 //! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
 //! | [`reading`] | which rows of a text each layer runs |
 //! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
+//! | [`snapshot`] | the bytes of a saved session: what a save writes, how a damaged one is mended; knows no device |
 //! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
 //! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
 //! | [`kernels`] | one file per WGSL file: bindings, sizes, dispatch; knows `gpu`, no model |
@@ -19,6 +21,7 @@
 //! | [`layout`](mod@layout) | widths, offsets and sizes of everything on the device besides weights |
 //! | [`cache`] | a session's state on the device |
 //! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
+//! | [`session`] | texts that are appended to, cut, forked, saved, and found again |
 //! | `cli` | the `cedra` binary |
 
 pub mod cache;
@@ -33,6 +36,9 @@ pub mod model;
 pub mod reading;
 pub mod reference;
 pub mod sampling;
+pub mod session;
+pub mod snapshot;
+pub mod store;
 pub mod text;
 
 #[cfg(not(target_arch = "wasm32"))]
