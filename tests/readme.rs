@@ -1,5 +1,6 @@
 //! The README tells the truth: its files exist, its scripts can be run, and the binary knows every command and flag.
 
+use cedra::gpu::{DeviceOptions, Gpu};
 use std::path::Path;
 use std::process::Command;
 
@@ -94,19 +95,54 @@ fn commands_parse() {
         }
     }
     // The other way round: nothing that the binary offers is left out.
-    let command = cedra::cli::command();
-    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
-        assert!(
-            text.contains(&format!("`cedra {}`", sub.get_name())),
-            "README does not name `cedra {}`",
-            sub.get_name()
-        );
-        for flag in sub.get_arguments().filter_map(|argument| argument.get_long()).filter(|flag| *flag != "help") {
-            let used = lines.iter().any(|line| line.contains(sub.get_name()) && line.contains(&format!("--{flag}")));
+    let offered = offered(&cedra::cli::command(), "cedra");
+    assert!(offered.iter().any(|(name, _)| name == "cedra session truncate"), "{offered:?}");
+    for (name, command) in offered {
+        assert!(text.contains(&format!("`{name}`")), "README does not name `{name}`");
+        for flag in command.get_arguments().filter_map(|argument| argument.get_long()).filter(|flag| *flag != "help") {
+            let used = lines.iter().any(|line| line.starts_with(&name) && line.contains(&format!("--{flag} ")));
             let told = text.contains(&format!("`--{flag}"));
-            assert!(used || told, "README does not name `--{flag}` of `cedra {}`", sub.get_name());
+            assert!(used || told, "README does not name `--{flag}` of `{name}`");
         }
     }
+}
+
+/// Every command below this one, by its full name; those that only group others as well.
+fn offered(command: &clap::Command, name: &str) -> Vec<(String, clap::Command)> {
+    let subs = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+    subs.flat_map(|sub| {
+        let name = format!("{name} {}", sub.get_name());
+        let below = offered(sub, &name);
+        [(name, sub.clone())].into_iter().chain(below)
+    })
+    .collect()
+}
+
+/// The example of sessions, line by line, on a device: a software one too. Skipped where there is none.
+#[test]
+fn sessions_work_as_told() {
+    match Gpu::new_blocking(&DeviceOptions { software: true, ..DeviceOptions::default() }) {
+        Ok(_) => {}
+        Err(error) if std::env::var("CEDRA_REQUIRE_GPU").is_ok_and(|v| v == "1") => panic!("{error}"),
+        Err(error) => return println!("skipped: no GPU adapter ({error})"),
+    }
+    let text = readme();
+    let lines: Vec<&str> = code_lines(&text).into_iter().filter(|line| line.starts_with("cedra session ")).collect();
+    assert!(lines.len() > 9, "{lines:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let mut answers = vec![];
+    for line in lines {
+        let words = words(line).into_iter().skip(1);
+        let words = words.map(|word| if word == "notes.cedra" { store.to_str().unwrap().into() } else { word });
+        let output = Command::new(env!("CARGO_BIN_EXE_cedra")).args(words).current_dir(ROOT).output().unwrap();
+        assert!(output.status.success(), "`{line}` fails: {}", String::from_utf8_lossy(&output.stderr));
+        if line.starts_with("cedra session ask ") {
+            answers.push(String::from_utf8(output.stdout).unwrap().trim().to_owned());
+        }
+    }
+    let told = format!("The pocket model answers `{}`", answers.join("` and `"));
+    assert!(text.contains(&told), "README does not say: {told}");
 }
 
 /// `cedra inspect` is the one command that needs neither a device nor time: run what the README says of it.

@@ -1,28 +1,46 @@
 //! `cedra bench`: prefill and decode, timed and counted.
 
-use super::ModelArgs;
+use super::{Device, ModelArgs};
 use crate::checkpoint::layout::expected;
 use crate::checkpoint::Checkpoint;
 use crate::gpu::Counters;
 use crate::model::{Options, Sequence};
 use crate::sampling::{Request, Sampling};
+use crate::Error;
+use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Measures prefill and decode, and counts what they read.
 #[derive(Debug, Args)]
 pub(super) struct Bench {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// Tokens of the prompt.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    context: usize,
-    /// Tokens to generate after it.
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    generate: usize,
+    /// Folder with config.json, safetensors files and tokenizer.json.
+    #[arg(long, value_name = "DIR", required_unless_present = "synthetic_cache")]
+    model: Option<PathBuf>,
+    /// What runs the model: `auto` takes a GPU where there is one, else the CPU.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    device: Device,
+    /// Prints what was chosen: adapter, its features and limits.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Tokens of the prompt, 512 by default; of a synthetic cache, 1048576 by default.
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Tokens to generate after it, 32 by default; after a synthetic cache 4.
+    #[arg(long, value_name = "N")]
+    generate: Option<usize>,
+    /// Reads nothing: measures generation at 4096, 65536 and N tokens of random cache, of a model that is made up when none is
+    /// given. On a GPU, a software one will do.
+    #[arg(long)]
+    synthetic_cache: bool,
+    /// Measures what it costs to go on with saved sessions of these lengths, beside reading their texts anew. On a GPU, a
+    /// software one will do.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with_all = ["synthetic_cache", "context", "generate"])]
+    restore: Vec<usize>,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
@@ -76,19 +94,25 @@ impl Phase {
 
 impl Bench {
     pub(super) fn run(self) -> anyhow::Result<()> {
+        if self.synthetic_cache || !self.restore.is_empty() {
+            return self.without_reading();
+        }
+        let folder = self.model.clone().context("clap asks for a model")?;
         let started = Instant::now();
-        let opened = super::runtime::open(&self.model)?;
+        let (context, generate) = (self.context.unwrap_or(512), self.generate.unwrap_or(32));
+        let args = ModelArgs { model: folder, device: self.device, verbose: self.verbose };
+        let opened = super::runtime::open(&args)?;
         let config = opened.checkpoint.config();
         // Ids that spread over the vocabulary and repeat no n-gram soon; the first is the beginning of a text.
         let vocabulary = config.vocab_size as u64;
-        let mut prompt: Vec<u32> = (0..self.context as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect();
+        let mut prompt: Vec<u32> = (0..context as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect();
         if let Some(first) = prompt.first_mut() {
             *first = config.bos_token_id;
         }
         let sampling = Sampling::default();
-        let request = Request { max_tokens: self.generate, sampling, stop_ids: vec![] };
-        let context = self.context + 2 * self.generate + 1;
-        let report = match super::runtime::choose(&self.model)? {
+        let request = Request { max_tokens: generate, sampling, stop_ids: vec![] };
+        let context = context + 2 * generate + 1;
+        let report = match super::runtime::choose(&args)? {
             Some(gpu) => {
                 let sequence = opened.gpu(gpu, Options { context, ..Options::default() })?;
                 gpu_report(sequence, &opened.checkpoint, &prompt, &request, started)?
@@ -145,6 +169,31 @@ impl Bench {
             writeln!(out, "  {:>10.1} us a token in {kernel}", *nanoseconds as f64 / 1e3)?;
         }
         Ok(())
+    }
+
+    /// Synthetic caches and restores.
+    fn without_reading(self) -> anyhow::Result<()> {
+        if self.device == Device::Cpu {
+            let what = if self.synthetic_cache { "a synthetic cache" } else { "sessions" };
+            return Err(Error::Unsupported { what: format!("{what} on the CPU") }.into());
+        }
+        let model = self.model.clone().unwrap_or_default();
+        let args = ModelArgs { model: model.clone(), device: Device::Gpu, verbose: self.verbose };
+        let gpu = super::runtime::choose(&args)?.context("a GPU, a software one will do")?;
+        if self.synthetic_cache {
+            let (context, generate) = (self.context.unwrap_or(1 << 20), self.generate.unwrap_or(4));
+            return self.print(&super::synthetic::measure(&gpu, self.model.as_deref(), context, generate)?);
+        }
+        self.print(&super::restore::measure(&gpu, &model, &self.restore)?)
+    }
+
+    fn print(&self, report: &(impl Serialize + std::fmt::Display)) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, report)?;
+            return Ok(writeln!(out)?);
+        }
+        Ok(write!(out, "{report}")?)
     }
 }
 

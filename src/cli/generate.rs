@@ -1,13 +1,68 @@
 //! `cedra generate`: a prompt in, text out.
 
-use super::ModelArgs;
+use super::runtime::Opened;
+use super::session::{check_read, name_of_session, open_store, saved, Kept, Place, Settings};
+use super::{progress, ModelArgs};
+use crate::reading::Prefill;
+use crate::reference::sequence::check_room;
 use crate::sampling::{Request, Sampling};
+use crate::text::{StreamDecoder, Tokenizer};
 use anyhow::Context;
-use clap::{ArgGroup, Args};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use clap::{ArgGroup, Args, ValueEnum};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// How tokens are drawn, and how many.
+#[derive(Debug, Clone, Args)]
+pub(super) struct SamplingArgs {
+    /// Tokens to make at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: usize,
+    /// Divides the logits; 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    temperature: f32,
+    /// Keeps the smallest set of tokens whose probability reaches P.
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    top_p: f32,
+    /// Keeps the K most likely tokens; 0 keeps all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: u32,
+    /// The same seed, settings and text give the same tokens.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    /// The request that they make.
+    pub(super) fn request(&self, stop_ids: Vec<u32>) -> crate::Result<Request> {
+        let Self { max_tokens, temperature, top_p, top_k, seed } = *self;
+        let request = Request { max_tokens, sampling: Sampling { temperature, top_p, top_k, seed }, stop_ids };
+        request.validate(usize::MAX)?;
+        Ok(request)
+    }
+}
+
+/// Which rows the layers run when a text is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PrefillArg {
+    /// The decoder half reads the last window of tokens only: approximate, at half the work.
+    Bounded,
+    /// What a full reading leaves, at the least work that leaves exactly that.
+    Exact,
+    /// Every layer reads every token.
+    Full,
+}
+
+impl From<PrefillArg> for Prefill {
+    fn from(arg: PrefillArg) -> Self {
+        match arg {
+            PrefillArg::Bounded => Self::Bounded,
+            PrefillArg::Exact => Self::Exact,
+            PrefillArg::Full => Self::Full,
+        }
+    }
+}
 
 /// Generates text from a prompt.
 #[derive(Debug, Args)]
@@ -24,21 +79,17 @@ pub(super) struct Generate {
     /// The prompt as token ids: 5,6,7.
     #[arg(long, value_name = "IDS")]
     tokens: Option<String>,
-    /// Tokens to make at most.
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    max_tokens: usize,
-    /// Divides the logits; 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
-    temperature: f32,
-    /// Keeps the smallest set of tokens whose probability reaches P.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
-    top_p: f32,
-    /// Keeps the K most likely tokens; 0 keeps all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    top_k: u32,
-    /// The same seed, settings and text give the same tokens.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// How the prompt is read.
+    #[arg(long, value_enum, default_value_t = PrefillArg::Bounded)]
+    prefill: PrefillArg,
+    /// Keeps the text as a session of this name, and goes on with it if there is one; needs a GPU, a software one will do.
+    #[arg(long, value_name = "NAME", requires = "store", value_parser = name_of_session)]
+    session: Option<String>,
+    /// File that holds the sessions; made when it is not there.
+    #[arg(long, value_name = "PATH", requires = "session")]
+    store: Option<PathBuf>,
     /// Prints one JSON object: ids, text, timings, counters.
     #[arg(long)]
     json: bool,
@@ -46,100 +97,213 @@ pub(super) struct Generate {
 
 impl Generate {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let request = Request {
-            max_tokens: self.max_tokens,
-            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed },
-            stop_ids: vec![],
-        };
-        request.validate(usize::MAX)?;
-
+        let request = self.sampling.request(vec![])?;
         let started = Instant::now();
         let opened = super::runtime::open(&self.model)?;
         let config = opened.checkpoint.config();
-        let prompt = match (&self.prompt, &self.prompt_file, &self.tokens) {
-            (Some(text), _, _) => opened.prompt_ids(text)?,
-            (_, Some(path), _) => opened.prompt_ids(&read_prompt(path)?)?,
-            (_, _, Some(ids)) => super::parse_ids(ids)?,
-            _ => unreachable!("clap asks for one of the three"),
-        };
         let request = Request { stop_ids: vec![config.eos_token_id], ..request };
-        crate::reference::sequence::check_room(prompt.len(), self.max_tokens, config.max_position_embeddings)?;
-        let mut runtime = opened.start(&self.model, prompt.len() + self.max_tokens)?;
+        if let (Some(name), Some(store)) = (&self.session, &self.store) {
+            return self.go_on(opened, name, store, &request, started);
+        }
+        let prompt = self.prompt(&opened, true)?;
+        check_room(prompt.len(), request.max_tokens, config.max_position_embeddings)?;
+        let mut runtime = opened.start(&self.model, prompt.len() + request.max_tokens)?;
         let load_seconds = started.elapsed().as_secs_f64();
 
         let reading = Instant::now();
-        let bar = progress_bar(self.json, prompt.len() as u64, "reading");
-        runtime.append(&prompt, &mut |done| bar.set_position(done as u64))?;
-        bar.finish_and_clear();
-
-        let mut out = std::io::stdout().lock();
-        let mut text = String::new();
-        let mut ids = Vec::new();
-        let mut decoder = opened.tokenizer.stream();
-        let mut first = None;
-        let finish = {
-            let mut tokens = runtime.generate(&request)?;
-            for id in &mut tokens {
-                let id = id?;
-                first.get_or_insert_with(|| reading.elapsed().as_secs_f64());
-                ids.push(id);
-                let piece = decoder.push(id)?;
-                if !self.json {
-                    out.write_all(piece.as_bytes())?;
-                    out.flush()?;
+        let bar = progress::reading(prompt.len());
+        runtime.append(&prompt, self.prefill.into(), &mut |done| bar.set_position(done as u64))?;
+        drop(bar);
+        let written = {
+            let mut voice = Voice::new(&opened.tokenizer, self.json);
+            for token in runtime.generate(&request)? {
+                if !voice.say(token?)? {
+                    break;
                 }
-                text.push_str(&piece);
             }
-            let tail = decoder.finish();
-            if !self.json {
-                writeln!(out, "{tail}")?;
-            }
-            text.push_str(&tail);
-            if ids.len() == self.max_tokens {
-                "length"
-            } else {
-                "stop"
-            }
+            voice.end()?
         };
-        let total = reading.elapsed().as_secs_f64();
-        let first = first.unwrap_or(total);
-        if self.json {
-            let decode_seconds = total - first;
-            let report = serde_json::json!({
-                "prompt_ids": prompt,
-                "ids": ids,
-                "text": text,
-                "finish": finish,
-                "device": runtime.description(),
-                "timings": {
-                    "load_seconds": load_seconds,
-                    "first_token_seconds": first,
-                    "decode_seconds": decode_seconds,
-                    "decode_tokens_per_second":
-                        if ids.len() > 1 { (ids.len() - 1) as f64 / decode_seconds } else { 0.0 },
-                },
-                "counters": runtime.counters(),
-            });
-            serde_json::to_writer_pretty(&mut out, &report)?;
-            writeln!(out)?;
+        let (device, counters) = (runtime.description(), runtime.counters());
+        self.report(&Outcome {
+            prompt: &prompt,
+            written: &written,
+            finish: finish(&written, &request),
+            load_seconds,
+            reading,
+            device: &device,
+            counters,
+            session: None,
+        })
+    }
+
+    /// Goes on with a session, or begins it, and keeps it.
+    fn go_on(
+        &self,
+        opened: Opened,
+        name: &str,
+        store: &Path,
+        request: &Request,
+        started: Instant,
+    ) -> anyhow::Result<()> {
+        let settings = Settings { model: self.model.clone(), name, rings: None, quiet: self.json };
+        settings.need_gpu()?;
+        let store = open_store(store)?;
+        let manifest = saved(&*store, name)?;
+        let prompt = self.prompt(&opened, manifest.as_ref().is_none_or(|manifest| manifest.tokens == 0))?;
+        check_read(&opened, manifest.as_ref(), &prompt)?;
+        let mut place = Place::new(&settings, opened, store, manifest.as_ref(), prompt.len() + request.max_tokens)?;
+        let load_seconds = started.elapsed().as_secs_f64();
+        let reading = Instant::now();
+        place.read(&prompt, self.prefill.into())?;
+        let (written, kept) = place.answer(request)?;
+        let gpu = place.gpu();
+        self.report(&Outcome {
+            prompt: &prompt,
+            finish: place.finish(&written, request),
+            written: &written,
+            load_seconds,
+            reading,
+            device: &gpu.describe(),
+            counters: serde_json::to_value(gpu.counters())?,
+            session: Some(kept),
+        })?;
+        place.end()
+    }
+
+    /// The prompt's ids; at the beginning of a text they begin with its token.
+    fn prompt(&self, opened: &Opened, first: bool) -> anyhow::Result<Vec<u32>> {
+        let text = |text: &str| opened.text_ids(text, first);
+        match (&self.prompt, &self.prompt_file, &self.tokens) {
+            (Some(given), _, _) => Ok(text(given)?),
+            (_, Some(path), _) => Ok(text(&read_text(path)?)?),
+            (_, _, Some(ids)) => super::parse_ids(ids),
+            _ => unreachable!("clap asks for one of the three"),
         }
-        Ok(())
+    }
+
+    fn report(&self, outcome: &Outcome<'_>) -> anyhow::Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let Outcome { written, reading, .. } = outcome;
+        let ids = &written.ids;
+        let first = written.first.map_or(0.0, |first| first.duration_since(*reading).as_secs_f64());
+        let decode_seconds = written.last.map_or(0.0, |last| last.duration_since(*reading).as_secs_f64()) - first;
+        let mut report = serde_json::json!({
+            "prompt_ids": outcome.prompt,
+            "ids": ids,
+            "text": written.text,
+            "finish": outcome.finish,
+            "device": outcome.device,
+            "timings": {
+                "load_seconds": outcome.load_seconds,
+                "first_token_seconds": first,
+                "decode_seconds": decode_seconds,
+                "decode_tokens_per_second":
+                    if ids.len() > 1 { (ids.len() - 1) as f64 / decode_seconds } else { 0.0 },
+            },
+            "counters": outcome.counters,
+        });
+        if let Some(kept) = &outcome.session {
+            report["session"] = serde_json::to_value(kept)?;
+        }
+        print_json(&report)
     }
 }
 
-fn read_prompt(path: &std::path::Path) -> anyhow::Result<String> {
+/// What the report of a generation is made of.
+struct Outcome<'a> {
+    prompt: &'a [u32],
+    written: &'a Written,
+    finish: &'static str,
+    load_seconds: f64,
+    reading: Instant,
+    device: &'a str,
+    counters: serde_json::Value,
+    session: Option<Kept>,
+}
+
+/// What a generation wrote, and when.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub ids: Vec<u32>,
+    pub text: String,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+/// Why a generation that nobody stopped ended.
+pub(super) fn finish(written: &Written, request: &Request) -> &'static str {
+    if written.ids.len() == request.max_tokens {
+        "length"
+    } else {
+        "stop"
+    }
+}
+
+/// Writes the text of tokens as they are made.
+pub(super) struct Voice<'a> {
+    decoder: StreamDecoder<'a>,
+    out: Box<dyn Write>,
+    /// Whether someone still reads what is written.
+    heard: bool,
+    written: Written,
+}
+
+impl<'a> Voice<'a> {
+    /// To standard output, or to nobody, who hears all of it.
+    pub fn new(tokenizer: &'a Tokenizer, silent: bool) -> Self {
+        let out: Box<dyn Write> = if silent { Box::new(std::io::sink()) } else { Box::new(std::io::stdout()) };
+        Self { decoder: tokenizer.stream(), out, heard: true, written: Written::default() }
+    }
+
+    /// Tokens so far.
+    pub fn tokens(&self) -> usize {
+        self.written.ids.len()
+    }
+
+    /// Writes what a token adds to the text. False when the reader went away (`cedra … | head`): nobody needs more.
+    pub fn say(&mut self, id: u32) -> anyhow::Result<bool> {
+        let now = Instant::now();
+        self.written.first.get_or_insert(now);
+        self.written.last = Some(now);
+        self.written.ids.push(id);
+        let piece = self.decoder.push(id)?;
+        self.heard = self.heard && is_heard(self.out.write_all(piece.as_bytes()).and_then(|()| self.out.flush()))?;
+        self.written.text.push_str(&piece);
+        Ok(self.heard)
+    }
+
+    /// Ends the line.
+    pub fn end(mut self) -> anyhow::Result<Written> {
+        let tail = self.decoder.finish();
+        if self.heard {
+            is_heard(writeln!(self.out, "{tail}"))?;
+        }
+        self.written.text.push_str(&tail);
+        Ok(self.written)
+    }
+}
+
+/// Whether someone reads what was written.
+fn is_heard(written: std::io::Result<()>) -> std::io::Result<bool> {
+    match written {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true),
+    }
+}
+
+/// The text of a file; `-` is standard input.
+pub(super) fn read_text(path: &Path) -> anyhow::Result<String> {
     if path.as_os_str() == "-" {
         return std::io::read_to_string(std::io::stdin()).context("standard input");
     }
     std::fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// A bar on a terminal, nothing when piped.
-pub(super) fn progress_bar(hidden: bool, length: u64, what: &'static str) -> ProgressBar {
-    if hidden || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style =
-        ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec}, {eta} left").expect("a valid template");
-    ProgressBar::new(length).with_style(style).with_message(what)
+/// Prints one JSON object.
+pub(super) fn print_json(report: &serde_json::Value) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, report)?;
+    Ok(writeln!(out)?)
 }

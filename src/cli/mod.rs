@@ -3,7 +3,12 @@
 mod bench;
 mod generate;
 pub mod inspect;
+mod interrupt;
+mod progress;
+mod restore;
 mod runtime;
+mod session;
+mod synthetic;
 mod trace;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -22,6 +27,7 @@ struct Cli {
 enum Command {
     /// Generates text from a prompt.
     Generate(generate::Generate),
+    Session(session::SessionCommand),
     /// Writes every intermediate of one forward to a safetensors file.
     Trace(trace::Trace),
     Inspect(inspect::Inspect),
@@ -67,6 +73,7 @@ pub fn main() -> ExitCode {
         .init();
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
+        Command::Session(command) => command.run(),
         Command::Trace(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Bench(command) => command.run(),
@@ -76,10 +83,24 @@ pub fn main() -> ExitCode {
         // A reader that went away (`cedra … | head`) is no failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cedra: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("cedra: {}", message(&error));
+            match error.is::<interrupt::Interrupted>() {
+                true => ExitCode::from(interrupt::EXIT_CODE),
+                false => ExitCode::FAILURE,
+            }
         }
     }
+}
+
+/// What went wrong, and why, in one line. A cause that its effect quotes is not said twice.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -4,9 +4,11 @@ use super::{Device, ModelArgs};
 use crate::checkpoint::Checkpoint;
 use crate::gpu::{DeviceOptions, Gpu};
 use crate::model::{Model, Options, Sequence};
+use crate::reading::Prefill;
 use crate::sampling::Request;
 use crate::text::{NgramTables, Tokenizer};
 use crate::{reference, Error, Result};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// What every command needs of a model that runs.
@@ -14,7 +16,7 @@ pub(super) trait Runtime {
     /// One line: what runs the model.
     fn description(&self) -> String;
     /// Reads tokens. `progress` hears how many of them are done.
-    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()>;
+    fn append(&mut self, tokens: &[u32], prefill: Prefill, progress: &mut dyn FnMut(usize)) -> Result<()>;
     /// Makes tokens until a stop id, `max_tokens` or an error.
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>>;
     /// What was counted since the start, as JSON; null on the CPU.
@@ -37,11 +39,12 @@ pub(super) fn open(args: &ModelArgs) -> Result<Opened> {
 }
 
 impl Opened {
-    /// Ids of a prompt: control tokens that it spells are control tokens, and it begins with the beginning-of-text token.
-    pub fn prompt_ids(&self, text: &str) -> Result<Vec<u32>> {
+    /// Ids of a text: control tokens that it spells are control tokens. At the beginning of a session it begins with the
+    /// beginning-of-text token.
+    pub fn text_ids(&self, text: &str, first: bool) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.encode_with_special(text)?;
         let bos = self.checkpoint.config().bos_token_id;
-        if ids.first() != Some(&bos) {
+        if first && ids.first() != Some(&bos) {
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -55,16 +58,19 @@ impl Opened {
         Ok(Box::new(self.cpu()?))
     }
 
-    /// Loads the model on a GPU.
+    /// Loads the model on a GPU, with an empty text.
     pub fn gpu(&self, gpu: Arc<Gpu>, options: Options) -> Result<Sequence> {
-        let bar = super::generate::progress_bar(false, 0, "loading");
+        Sequence::new(self.load(gpu, options)?)
+    }
+
+    /// Loads the model on a GPU.
+    pub fn load(&self, gpu: Arc<Gpu>, options: Options) -> Result<Arc<Model>> {
+        let bar = super::progress::loading();
         let progress = &mut |bytes, total| {
             bar.set_length(total);
             bar.set_position(bytes);
         };
-        let model = Model::load_blocking(gpu, &self.checkpoint, &self.ngrams, &options, progress)?;
-        bar.finish_and_clear();
-        Sequence::new(Arc::new(model))
+        Ok(Arc::new(Model::load_blocking(gpu, &self.checkpoint, &self.ngrams, &options, progress)?))
     }
 
     /// Loads the model for the CPU.
@@ -103,8 +109,11 @@ impl Runtime for Sequence {
     fn description(&self) -> String {
         self.gpu().describe()
     }
-    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
-        Sequence::append(self, tokens, progress)
+    fn append(&mut self, tokens: &[u32], prefill: Prefill, progress: &mut dyn FnMut(usize)) -> Result<()> {
+        self.append_as(tokens, prefill, &mut |done| {
+            progress(done);
+            ControlFlow::Continue(())
+        })
     }
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
         Ok(Box::new(Sequence::generate(self, request)?))
@@ -118,7 +127,8 @@ impl Runtime for reference::sequence::Sequence {
     fn description(&self) -> String {
         "CPU, one thread".into()
     }
-    fn append(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
+    fn append(&mut self, tokens: &[u32], prefill: Prefill, progress: &mut dyn FnMut(usize)) -> Result<()> {
+        self.set_prefill(prefill);
         reference::sequence::Sequence::append(self, tokens, progress)
     }
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
