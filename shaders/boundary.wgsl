@@ -136,7 +136,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let quad = first_channel / 4u + lane;
     for (var first = 0u; first < PARTIAL; first += DOTS) {
         let j = first + local / LANES;
-        var sums: array<f32, ROWS>;
+        // Written out: a browser's compiler may zero a variable of a loop only once.
+        var sums = array<f32, ROWS>();
         if j < PARTIAL && quad * 4u < params.stride {
             for (var i = 0u; i < STREAMS; i++) {
                 var weights = vec4(0.0);

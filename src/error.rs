@@ -164,6 +164,14 @@ pub enum Error {
         /// Its own words.
         message: String,
     },
+    /// A store has no room for what was to be saved; it has what it had.
+    #[error("store {store} is full: {} bytes left", available.map_or("an unknown number of".into(), |bytes| bytes.to_string()))]
+    StoreFull {
+        /// Where the store is.
+        store: String,
+        /// Bytes that would still fit, where it is known.
+        available: Option<u64>,
+    },
     /// Another process writes to the store.
     #[error("store {store} is in use by another process")]
     StoreBusy {

@@ -23,6 +23,7 @@
 //! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
 //! | [`session`] | texts that are appended to, cut, forked, saved, and found again |
 //! | `cli` | the `cedra` binary |
+//! | `web` | what JavaScript sees of the crate |
 
 pub mod cache;
 pub mod checkpoint;
@@ -43,5 +44,7 @@ pub mod text;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub mod cli;
+#[cfg(target_arch = "wasm32")]
+pub mod web;
 
 pub use error::{Error, Result};

@@ -21,12 +21,10 @@ native_tests() {
 }
 
 web_library() {
-  local target_dir library raw packed
-  cargo "+$CEDRA_WEB_TOOLCHAIN" build --lib --profile wasm --target wasm32-unknown-unknown || return
-  target_dir=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-  library=$target_dir/wasm32-unknown-unknown/wasm/cedra.wasm
+  local library=pkg/wasm/cedra_bg.wasm raw packed
+  tools/build-web.sh || return
   raw=$(wc -c <"$library") packed=$(gzip -9 -c "$library" | wc -c)
-  echo "cedra.wasm: $((raw / 1000)) kB, gzipped $((packed / 1000)) kB of $((wasm_limit / 1000)) kB allowed"
+  echo "cedra_bg.wasm: $((raw / 1000)) kB, gzipped $((packed / 1000)) kB of $((wasm_limit / 1000)) kB allowed"
   [ "$packed" -le "$wasm_limit" ]
 }
 

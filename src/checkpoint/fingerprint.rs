@@ -2,13 +2,17 @@
 
 use std::fmt;
 
+use futures::{FutureExt, StreamExt};
 use serde_json::Value;
 
-use super::{Checkpoint, Tensor};
+use super::Checkpoint;
 use crate::store::hash16;
+use crate::Result;
 
 /// Bytes of a sample of a tensor.
-const SAMPLE: usize = 1024;
+const SAMPLE: u64 = 1024;
+/// Tensors that are sampled at a time.
+const READS: usize = 16;
 
 /// The identity of a model: what it is, what it weighs, how it reads. Caches made with one are of no use to another.
 ///
@@ -26,17 +30,31 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of a checkpoint and the bytes of its `tokenizer.json`.
+    /// Of a checkpoint in memory and the bytes of its `tokenizer.json`.
+    ///
+    /// # Panics
+    /// When files of the checkpoint are sources: they are sampled by [`Fingerprint::read`].
     pub fn new(checkpoint: &Checkpoint, tokenizer: Option<&[u8]>) -> Self {
+        let read = Self::read(checkpoint, tokenizer).now_or_never();
+        read.and_then(Result::ok).expect("the checkpoint is in memory")
+    }
+
+    /// Of a checkpoint wherever it is, and the bytes of its `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The sources'.
+    pub async fn read(checkpoint: &Checkpoint, tokenizer: Option<&[u8]>) -> Result<Self> {
         let mut weights = blake3::Hasher::new();
-        for tensor in checkpoint.names().filter_map(|name| checkpoint.tensor(name).ok()) {
-            hash_tensor(&mut weights, &tensor);
+        let names = futures::stream::iter(checkpoint.names());
+        let mut sampled = names.map(|name| sample(checkpoint, name)).buffered(READS);
+        while let Some(bytes) = sampled.next().await {
+            weights.update(&bytes?);
         }
-        Self {
+        Ok(Self {
             config: checkpoint.config_hash,
             weights: *weights.finalize().as_bytes().first_chunk().expect("a hash has 32 bytes"),
             tokenizer: tokenizer.map_or([0; 16], hash16),
-        }
+        })
     }
 
     /// The parts with their names.
@@ -55,26 +73,29 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-fn hash_tensor(hasher: &mut blake3::Hasher, tensor: &Tensor<'_>) {
-    let mut number = |n: usize| {
-        hasher.update(&(n as u64).to_le_bytes());
-    };
-    number(tensor.name.len());
-    number(tensor.format as usize);
-    number(tensor.shape.len());
-    tensor.shape.iter().for_each(|&n| number(n));
-    hasher.update(tensor.name.as_bytes());
+/// What the hash covers of a tensor.
+async fn sample(checkpoint: &Checkpoint, name: &str) -> Result<Vec<u8>> {
+    let tensor = checkpoint.weight(name)?;
+    let mut sample = vec![];
+    let mut number = |n: u64| sample.extend_from_slice(&n.to_le_bytes());
+    number(tensor.name.len() as u64);
+    number(tensor.format as u64);
+    number(tensor.shape.len() as u64);
+    tensor.shape.iter().for_each(|&n| number(n as u64));
+    sample.extend_from_slice(tensor.name.as_bytes());
     for bytes in [Some(tensor.data), tensor.scales.map(|(scales, _)| scales)].into_iter().flatten() {
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        if bytes.len() <= 3 * SAMPLE {
-            hasher.update(bytes);
+        let length = bytes.len();
+        sample.extend_from_slice(&length.to_le_bytes());
+        if length <= 3 * SAMPLE {
+            sample.extend_from_slice(&bytes.read(0..length).await?);
         } else {
-            let last = bytes.len() - SAMPLE;
+            let last = length - SAMPLE;
             for at in [0, last / 2, last] {
-                hasher.update(&bytes[at..at + SAMPLE]);
+                sample.extend_from_slice(&bytes.read(at..at + SAMPLE).await?);
             }
         }
     }
+    Ok(sample)
 }
 
 /// The hash of a `config.json` that has been parsed before.

@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, TensorInfo};
+use safetensors::tensor::Dtype;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{Error, Result};
+
+/// Most bytes of a header, as the format has it.
+const MAX_HEADER: u64 = 100_000_000;
 
 /// One tensor as the header lists it.
 #[derive(Debug, Clone)]
@@ -15,29 +19,47 @@ pub(super) struct Entry {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// Where its bytes lie in the file.
-    pub bytes: Range<usize>,
+    pub bytes: Range<u64>,
 }
 
-/// Reads the header at the start of `file`. The tensors must cover the rest of the file without gap or overlap.
-pub(super) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>> {
+/// As the file writes it. Offsets may be larger than this machine's memory.
+#[derive(Deserialize)]
+#[serde(rename = "TensorInfo")]
+struct Info {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+/// Where the header lies in a file of `length` bytes, by its first 8 bytes, or all that it has.
+pub(super) fn range(path: &Path, first: &[u8], length: u64) -> Result<Range<u64>> {
     let malformed = |problem: String| Error::malformed(path, problem);
-    let length = file.first_chunk::<8>().ok_or_else(|| {
-        malformed(format!("{} bytes long, a safetensors file begins with 8 bytes of header length", file.len()))
+    let announced = first.first_chunk::<8>().ok_or_else(|| {
+        malformed(format!("{length} bytes long, a safetensors file begins with 8 bytes of header length"))
     })?;
-    let (length, left) = (u64::from_le_bytes(*length), file.len() - 8);
-    if length > left as u64 {
-        return Err(malformed(format!("header of {length} bytes announced, {left} bytes left in the file")));
+    let (announced, left) = (u64::from_le_bytes(*announced), length - 8);
+    if announced > left {
+        return Err(malformed(format!("header of {announced} bytes announced, {left} bytes left in the file")));
     }
-    let data = 8 + length as usize;
+    if announced > MAX_HEADER {
+        return Err(malformed(format!("header of {announced} bytes announced, {MAX_HEADER} allowed")));
+    }
+    Ok(8..8 + announced)
+}
+
+/// Reads a header, which ends where the data begin. The tensors must cover the rest of the file without gap or overlap.
+pub(super) fn parse(path: &Path, header: &[u8], length: u64) -> Result<BTreeMap<String, Entry>> {
+    let malformed = |problem: String| Error::malformed(path, problem);
+    let data = 8 + header.len() as u64;
+    let left = length - data;
     let header: Map<String, Value> =
-        serde_json::from_slice(&file[8..data]).map_err(|e| malformed(format!("header is not a JSON object: {e}")))?;
+        serde_json::from_slice(header).map_err(|e| malformed(format!("header is not a JSON object: {e}")))?;
 
     let mut entries = BTreeMap::new();
     for (name, value) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-        let info: TensorInfo =
-            serde_json::from_value(value).map_err(|e| malformed(format!("header entry `{name}`: {e}")))?;
+        let info: Info = serde_json::from_value(value).map_err(|e| malformed(format!("header entry `{name}`: {e}")))?;
         let (start, end) = info.data_offsets;
-        let bits = info.shape.iter().try_fold(info.dtype.bitsize(), |n, &d| n.checked_mul(d));
+        let bits = info.shape.iter().try_fold(info.dtype.bitsize() as u64, |n, &d| n.checked_mul(d as u64));
         if start > end || bits.is_none_or(|bits| bits % 8 != 0 || bits / 8 != end - start) {
             let needed = bits.map_or("more than addressable".into(), |bits| bits.div_ceil(8).to_string());
             return Err(malformed(format!(
@@ -45,10 +67,9 @@ pub(super) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>> 
                 info.dtype, info.shape
             )));
         }
-        if end > file.len() - data {
+        if end > left {
             return Err(malformed(format!(
-                "tensor `{name}` ends at byte {end} of the data, the file has {} bytes of data",
-                file.len() - data
+                "tensor `{name}` ends at byte {end} of the data, the file has {left} bytes of data"
             )));
         }
         entries.insert(name, Entry { dtype: info.dtype, shape: info.shape, bytes: data + start..data + end });
@@ -65,8 +86,8 @@ pub(super) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>> 
         }
         at = entry.bytes.end;
     }
-    if at != file.len() {
-        return Err(malformed(format!("{} bytes after the last tensor", file.len() - at)));
+    if at != length {
+        return Err(malformed(format!("{} bytes after the last tensor", length - at)));
     }
     Ok(entries)
 }

@@ -2,21 +2,27 @@
 //!
 //! A [`Checkpoint`] that exists is whole: every tensor that the config calls for is there, with its shape, in a format
 //! that the kernels read, and nothing else is. [`layout`] says what that is. Weights stay packed; [`Tensor`] shows them.
+//!
+//! Files lie in memory, mapped or whole, or are a [`Source`] that is read in pieces. [`Weight`] stands for a tensor of either
+//! kind. Of a source only headers are read at first: its scales are checked when they are read.
 
 mod fingerprint;
 mod header;
 pub mod layout;
+mod source;
 mod tensor;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::ops::Range;
-#[cfg(not(target_arch = "wasm32"))]
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use futures::FutureExt;
 use safetensors::tensor::Dtype;
 
 pub use fingerprint::Fingerprint;
+pub(crate) use source::{check_scales, Bytes};
+pub use source::{Fetched, Shared, Source, Weight};
 pub use tensor::{Format, Tensor};
 
 use crate::config::Config;
@@ -36,23 +42,45 @@ pub struct Checkpoint {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    bytes: Bytes,
+    content: Content,
 }
 
 #[derive(Debug)]
-enum Bytes {
+enum Content {
     Owned(Vec<u8>),
     #[cfg(not(target_arch = "wasm32"))]
     Mapped(memmap2::Mmap),
+    Elsewhere(Box<dyn Source>),
 }
 
 impl File {
-    fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Owned(bytes) => bytes,
+    /// Bytes of the file, whose length was checked.
+    fn bytes(&self, range: Range<u64>) -> Bytes<'_> {
+        let here = range.start as usize..range.end as usize;
+        match &self.content {
+            Content::Owned(bytes) => Bytes::Here(&bytes[here]),
             #[cfg(not(target_arch = "wasm32"))]
-            Bytes::Mapped(map) => map,
+            Content::Mapped(map) => Bytes::Here(&map[here]),
+            Content::Elsewhere(source) => {
+                Bytes::There { source: &**source, start: range.start, length: range.end - range.start }
+            }
         }
+    }
+
+    fn length(&self) -> u64 {
+        match &self.content {
+            Content::Owned(bytes) => bytes.len() as u64,
+            #[cfg(not(target_arch = "wasm32"))]
+            Content::Mapped(map) => map.len() as u64,
+            Content::Elsewhere(source) => source.bytes(),
+        }
+    }
+
+    async fn header(&self) -> Result<BTreeMap<String, header::Entry>> {
+        let length = self.length();
+        let first = self.bytes(0..length.min(8));
+        let header = self.bytes(header::range(&self.path, &first.read(0..first.len()).await?, length)?);
+        header::parse(&self.path, &header.read(0..header.len()).await?, length)
     }
 
     #[cfg(not(target_arch = "wasm32"))]
@@ -61,7 +89,7 @@ impl File {
         // SAFETY: the map is read-only and dropped with `self`. Weight files are not written while a model is open; one
         // that is changed all the same gives wrong weights, or a fault when it is cut short, as with every mapped file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(&path, e))?;
-        Ok(Self { path, bytes: Bytes::Mapped(map) })
+        Ok(Self { path, content: Content::Mapped(map) })
     }
 }
 
@@ -71,7 +99,7 @@ struct Stored {
     file: usize,
     format: Format,
     shape: Vec<usize>,
-    bytes: Range<usize>,
+    bytes: Range<u64>,
     scales: Option<Scales>,
 }
 
@@ -80,7 +108,7 @@ struct Stored {
 struct Scales {
     file: usize,
     shape: [usize; 2],
-    bytes: Range<usize>,
+    bytes: Range<u64>,
 }
 
 /// Every tensor of every file, by name, with the index of its file.
@@ -100,23 +128,49 @@ impl Checkpoint {
         if !index_path.exists() {
             return Self::new(config, config_hash, vec![File::map(folder.join("model.safetensors"))?]);
         }
-        let index = read_index(&index_path)?;
-        let names: std::collections::BTreeSet<&String> = index.values().collect();
-        let files = names.iter().map(|name| File::map(folder.join(name))).collect::<Result<Vec<_>>>()?;
-        let listing = list(&files)?;
+        let text = std::fs::read_to_string(&index_path).map_err(|e| Error::io(&index_path, e))?;
+        let index = read_index(&index_path, &text)?;
+        let files = shards(&index).map(|name| File::map(folder.join(name))).collect::<Result<Vec<_>>>()?;
+        let listing = now(list(&files))?;
         check_index(&index_path, &index, &files, &listing)?;
         Self::validated(config, config_hash, files, listing)
     }
 
     /// Takes the text of a `config.json` and the whole of each safetensors file, with its name.
     pub fn from_files(config_json: &str, files: Vec<(String, Vec<u8>)>) -> Result<Self> {
-        let file = |(name, bytes): (String, _)| File { path: name.into(), bytes: Bytes::Owned(bytes) };
+        let file = |(name, bytes): (String, _)| File { path: name.into(), content: Content::Owned(bytes) };
         let config = Config::from_json(config_json)?;
         Self::new(config, fingerprint::config_hash(config_json), files.into_iter().map(file).collect())
     }
 
+    /// Takes the texts of a `config.json` and of a `model.safetensors.index.json`, where there is one, and opens the files
+    /// that the latter names, or `model.safetensors`. Their headers are read, and nothing else of them.
+    ///
+    /// # Errors
+    /// Those of `open` and of the sources; those of a checkpoint that is not whole.
+    pub async fn from_sources(
+        config_json: &str,
+        index_json: Option<&str>,
+        mut open: impl FnMut(&str) -> Result<Box<dyn Source>>,
+    ) -> Result<Self> {
+        let config = Config::from_json(config_json)?;
+        let config_hash = fingerprint::config_hash(config_json);
+        let mut file = |name: &str| Ok(File { path: name.into(), content: Content::Elsewhere(open(name)?) });
+        let Some(index_json) = index_json else {
+            let files = vec![file("model.safetensors")?];
+            let listing = list(&files).await?;
+            return Self::validated(config, config_hash, files, listing);
+        };
+        let path = Path::new("model.safetensors.index.json");
+        let index = read_index(path, index_json)?;
+        let files = shards(&index).map(file).collect::<Result<Vec<_>>>()?;
+        let listing = list(&files).await?;
+        check_index(path, &index, &files, &listing)?;
+        Self::validated(config, config_hash, files, listing)
+    }
+
     fn new(config: Config, config_hash: [u8; 16], files: Vec<File>) -> Result<Self> {
-        let listing = list(&files)?;
+        let listing = now(list(&files))?;
         Self::validated(config, config_hash, files, listing)
     }
 
@@ -141,27 +195,52 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// A tensor of the backbone or of the draft stages.
-    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+    /// A tensor of the backbone or of the draft stages, wherever its bytes are.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when there is none of this name.
+    pub fn weight(&self, name: &str) -> Result<Weight<'_>> {
         let (name, stored) = self
             .tensors
             .get_key_value(name)
             .ok_or_else(|| Error::tensor(name, "nothing", "a tensor of this checkpoint"))?;
-        Ok(Tensor {
+        let bytes = |file: usize, range: &Range<u64>| self.files[file].bytes(range.clone());
+        Ok(Weight {
             name,
             shape: &stored.shape,
             format: stored.format,
-            data: &self.files[stored.file].bytes()[stored.bytes.clone()],
-            scales: stored.scales.as_ref().map(|s| (&self.files[s.file].bytes()[s.bytes.clone()], s.shape)),
+            data: bytes(stored.file, &stored.bytes),
+            scales: stored.scales.as_ref().map(|s| (bytes(s.file, &s.bytes), s.shape)),
         })
+    }
+
+    /// A tensor of the backbone or of the draft stages, in memory.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when there is none of this name, [`Error::Unsupported`] when its bytes are in a [`Source`].
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        let Weight { name, shape, format, data, scales } = self.weight(name)?;
+        let here = |bytes| match bytes {
+            Bytes::Here(bytes) => Ok(bytes),
+            Bytes::There { source, .. } => {
+                Err(Error::Unsupported { what: format!("tensor `{name}` in one piece: {source:?} is read in pieces") })
+            }
+        };
+        let scales = scales.map(|(scales, shape)| Ok::<_, Error>((here(scales)?, shape))).transpose()?;
+        Ok(Tensor { name, shape, format, data: here(data)?, scales })
     }
 }
 
+/// The result of reading files that are in memory.
+fn now<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
+    reading.now_or_never().expect("reading memory does not wait")
+}
+
 /// Reads all headers. No name may come twice.
-fn list(files: &[File]) -> Result<Listing> {
+async fn list(files: &[File]) -> Result<Listing> {
     let mut listing = Listing::new();
     for (i, file) in files.iter().enumerate() {
-        for (name, entry) in header::read(&file.path, file.bytes())? {
+        for (name, entry) in file.header().await? {
             if let Some((first, _)) = listing.get(&name) {
                 let found = format!("it in {} and in {}", files[*first].path.display(), file.path.display());
                 return Err(Error::tensor(name, found, "it once"));
@@ -205,9 +284,8 @@ fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Opti
                 let found = format!("{} {:?}", scale.dtype, scale.shape);
                 return Err(Error::tensor(name, found, format!("{} {shape:?}", Dtype::F8_E8M0)));
             }
-            if let Some(at) = files[file].bytes()[scale.bytes.clone()].iter().position(|&b| b == 255) {
-                let found = format!("byte 255 (NaN) at [{}, {}]", at / shape[1], at % shape[1]);
-                return Err(Error::tensor(name, found, "bytes 0..=254, the powers of two 2^-127..=2^127"));
+            if let Bytes::Here(bytes) = files[file].bytes(scale.bytes.clone()) {
+                check_scales(&spec.name, bytes, shape[1], 0)?;
             }
             Some(Scales { file, shape, bytes: scale.bytes })
         }
@@ -241,15 +319,13 @@ fn check_rest(rest: &Listing) -> Result<()> {
     Ok(())
 }
 
-/// The weight map of an index file: tensor name to shard.
-#[cfg(not(target_arch = "wasm32"))]
-fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
+/// The weight map of an index file with this text: tensor name to shard.
+fn read_index(path: &Path, text: &str) -> Result<BTreeMap<String, String>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let index: Index = serde_json::from_str(&text).map_err(|e| Error::malformed(path, format!("not an index: {e}")))?;
+    let index: Index = serde_json::from_str(text).map_err(|e| Error::malformed(path, format!("not an index: {e}")))?;
     // A shard lies beside the index, never elsewhere.
     let elsewhere =
         |shard: &&String| Path::new(shard.as_str()).file_name() != Some(std::ffi::OsStr::new(shard.as_str()));
@@ -259,8 +335,12 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     }
 }
 
+/// The shards that an index names.
+fn shards(index: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
+    index.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
+}
+
 /// Index and shards must list the same tensors in the same places.
-#[cfg(not(target_arch = "wasm32"))]
 fn check_index(path: &Path, index: &BTreeMap<String, String>, files: &[File], listing: &Listing) -> Result<()> {
     let shard = |i: usize| files[i].path.file_name().unwrap_or_default();
     for (name, expected) in index {

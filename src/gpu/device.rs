@@ -205,6 +205,11 @@ impl Gpu {
         self.features
     }
 
+    /// What the adapter says of itself.
+    pub fn adapter(&self) -> &wgpu::AdapterInfo {
+        &self.adapter
+    }
+
     /// The limits in use.
     pub fn limits(&self) -> &wgpu::Limits {
         &self.limits

@@ -4,7 +4,7 @@
 //! A row is whole chunks of 32 channels, completed with zero bytes; a row of scales is whole words, completed with 127.
 //! What one binding cannot hold is cut into slices: matrices at multiples of 32 rows, experts between two of them.
 
-use crate::checkpoint::{Format, Tensor};
+use crate::checkpoint::{check_scales, Bytes, Format, Tensor, Weight};
 use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::{ExpertPack, ExpertSegment, ExpertSlice};
 use crate::kernels::linear::{part, Pack, Segment, Slice, MAX_SEGMENTS};
@@ -165,17 +165,17 @@ impl LinearPlan {
     ///
     /// # Errors
     /// What `tensor` gives; [`Error::Tensor`] for a tensor that is not as planned, or has a NaN; the device's errors.
-    pub async fn load<'a>(
+    pub async fn load<'a, T: Into<Weight<'a>>>(
         &self,
         loader: &mut Loader<'_>,
         label: &str,
-        mut tensor: impl FnMut(usize) -> Result<Tensor<'a>>,
+        mut tensor: impl FnMut(usize) -> Result<T>,
     ) -> Result<Pack> {
         let mut slices = Vec::with_capacity(self.slices.len());
         for plan in &self.slices {
             let weights = loader.gpu.buffer(MemoryKind::Weights, label, plan.words * 4)?;
             for (segment, &matrix) in plan.segments.iter().zip(&plan.matrices) {
-                let tensor = tensor(matrix)?;
+                let tensor = tensor(matrix)?.into();
                 let rows = segment.first_row as usize..(segment.first_row + segment.rows) as usize;
                 check(&tensor, segment.format, self.k, None, rows.end)?;
                 loader.matrix(&weights, segment.data, segment.scales, &tensor, rows).await?;
@@ -270,11 +270,11 @@ impl ExpertPlan {
     ///
     /// # Errors
     /// As [`LinearPlan::load`].
-    pub async fn load<'a>(
+    pub async fn load<'a, T: Into<Weight<'a>>>(
         &self,
         loader: &mut Loader<'_>,
         label: &str,
-        mut tensor: impl FnMut(usize, usize) -> Result<Tensor<'a>>,
+        mut tensor: impl FnMut(usize, usize) -> Result<T>,
     ) -> Result<ExpertPack> {
         let mut slices = Vec::with_capacity(self.slices.len());
         for plan in &self.slices {
@@ -282,7 +282,7 @@ impl ExpertPlan {
             for kind in plan.segments.chunks(plan.segments.len() / 2) {
                 for e in 0..kind[0].experts {
                     for (m, s) in kind.iter().enumerate() {
-                        let tensor = tensor((s.first_expert + e) as usize, m)?;
+                        let tensor = tensor((s.first_expert + e) as usize, m)?.into();
                         check(&tensor, s.format, self.k, Some(self.rows), self.rows)?;
                         let (data, scales) = (s.data + e * s.data_stride, s.scales + e * s.scale_stride);
                         loader.matrix(&weights, data, scales, &tensor, 0..self.rows).await?;
@@ -302,7 +302,7 @@ impl ExpertPlan {
 }
 
 /// Whether a tensor is as planned: format, channels, and rows, exactly or at least.
-fn check(tensor: &Tensor<'_>, format: u32, k: usize, rows: Option<usize>, at_least: usize) -> Result<()> {
+fn check(tensor: &Weight<'_>, format: u32, k: usize, rows: Option<usize>, at_least: usize) -> Result<()> {
     let (found, channels) = (tensor.rows(), tensor.channels());
     let fits = rows.map_or(found >= at_least, |rows| found == rows);
     if tensor.format as u32 == format && channels == k && fits {
@@ -334,71 +334,84 @@ impl<'g> Loader<'g> {
         buffer: &Buffer,
         data: u32,
         scales: u32,
-        tensor: &Tensor<'_>,
+        tensor: &Weight<'_>,
         rows: Range<usize>,
     ) -> Result<()> {
         let words = Words::new(tensor.format, tensor.channels());
         let width = tensor.format.row_bytes(tensor.channels());
-        let codes = &tensor.data[rows.start * width..rows.end * width];
-        if matches!(tensor.format, Format::Fp8Block | Format::Fp8Row) {
+        let e4m3 = matches!(tensor.format, Format::Fp8Block | Format::Fp8Row);
+        let finite = |codes: &[u8], first: usize| {
             // The shaders decode the NaN codes as ±480.
-            if let Some(at) = codes.iter().position(|code| code & 0x7f == 0x7f) {
-                let found = format!("NaN at [{}, {}]", rows.start + at / width, at % width);
-                return Err(Error::tensor(tensor.name, found, "finite weights"));
+            match codes.iter().position(|code| e4m3 && code & 0x7f == 0x7f) {
+                Some(at) => {
+                    let found = format!("NaN at [{}, {}]", first + at / width, at % width);
+                    Err(Error::tensor(tensor.name, found, "finite weights"))
+                }
+                None => Ok(()),
             }
-        }
-        self.padded(buffer, data, codes, width, words.row as usize * 4, 0).await?;
+        };
+        let to = Padded { at: data, width, padded: words.row as usize * 4, padding: 0 };
+        self.rows(buffer, to, tensor.data, rows.clone(), finite).await?;
         if let Some((bytes, [_, columns])) = tensor.scales {
             let rows = match tensor.format {
                 Format::Fp8Block => rows.start / 32..rows.end.div_ceil(32),
                 _ => rows,
             };
-            let bytes = &bytes[rows.start * columns..rows.end * columns];
-            self.padded(buffer, scales, bytes, columns, words.scale_row as usize * 4, 127).await?;
+            let to = Padded { at: scales, width: columns, padded: words.scale_row as usize * 4, padding: 127 };
+            self.rows(buffer, to, bytes, rows, |bytes, first| check_scales(tensor.name, bytes, columns, first)).await?;
         }
         Ok(())
     }
 
-    /// Writes rows of `width` bytes from word `at` on, each completed to `padded` bytes.
-    async fn padded(
+    /// Writes rows of `bytes`, a piece at a time; `check` sees each piece and the number of its first row.
+    async fn rows(
         &mut self,
         buffer: &Buffer,
-        at: u32,
-        bytes: &[u8],
-        width: usize,
-        padded: usize,
-        padding: u8,
+        to: Padded,
+        bytes: Bytes<'_>,
+        rows: Range<usize>,
+        check: impl Fn(&[u8], usize) -> Result<()>,
     ) -> Result<()> {
+        let Padded { at, width, padded, padding } = to;
         let mut offset = at as u64 * 4;
         let rows_a_piece = (PIECE / padded).max(1);
-        for rows in bytes.chunks(rows_a_piece * width) {
-            if width == padded {
-                for piece in rows.chunks(PIECE) {
-                    self.gpu.upload(buffer, offset, piece);
-                    offset += piece.len() as u64;
-                    self.fence(buffer, piece.len()).await?;
+        for first in rows.clone().step_by(rows_a_piece) {
+            let last = rows.end.min(first + rows_a_piece);
+            let piece = bytes.read(first as u64 * width as u64..last as u64 * width as u64).await?;
+            check(&piece, first)?;
+            let piece = if width == padded {
+                &*piece
+            } else {
+                self.piece.clear();
+                for row in piece.chunks(width) {
+                    self.piece.extend_from_slice(row);
+                    self.piece.resize(self.piece.len().next_multiple_of(padded), padding);
                 }
-                continue;
-            }
-            self.piece.clear();
-            for row in rows.chunks(width) {
-                self.piece.extend_from_slice(row);
-                self.piece.resize(self.piece.len().next_multiple_of(padded), padding);
-            }
-            self.gpu.upload(buffer, offset, &self.piece);
-            offset += self.piece.len() as u64;
-            self.fence(buffer, self.piece.len()).await?;
+                &self.piece
+            };
+            self.gpu.upload(buffer, offset, piece);
+            offset += piece.len() as u64;
+            self.pending += piece.len() as u64;
+            self.fence(buffer).await?;
         }
         Ok(())
     }
 
-    /// Counts what was uploaded, and waits for the device when it is enough: a readback ends after all writes before it.
-    async fn fence(&mut self, buffer: &Buffer, bytes: usize) -> Result<()> {
-        self.pending += bytes as u64;
+    /// Waits for the device when enough was uploaded: a readback ends after all writes before it.
+    async fn fence(&mut self, buffer: &Buffer) -> Result<()> {
         if self.pending >= FENCE {
             self.gpu.read_range(buffer, 0, 4).await?;
             self.pending = 0;
         }
         Ok(())
     }
+}
+
+/// Where rows of `width` bytes go: from word `at` on, each completed to `padded` bytes.
+#[derive(Debug, Clone, Copy)]
+struct Padded {
+    at: u32,
+    width: usize,
+    padded: usize,
+    padding: u8,
 }

@@ -513,6 +513,11 @@ impl Sequence {
         Ok(Generation { sequence: self })
     }
 
+    /// The generation that was begun last and that nothing has ended.
+    pub fn generation(&mut self) -> Option<Generation<'_>> {
+        self.run.is_some().then_some(Generation { sequence: self })
+    }
+
     /// Sends the next step of a run: one token, one submission.
     fn send_step(&mut self) -> Result<()> {
         let run = self.run.as_ref().expect("a run is in progress");

@@ -5,7 +5,7 @@
 
 use super::pack::{ExpertPlan, LinearPlan, Loader, MatrixSpec};
 use crate::checkpoint::layout::TensorSpec;
-use crate::checkpoint::{Checkpoint, Format, Tensor};
+use crate::checkpoint::{Checkpoint, Format, Tensor, Weight};
 use crate::config::{Config, LayerPlan, Role};
 use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::ExpertPack;
@@ -28,8 +28,8 @@ pub struct Stored {
     pub channels: usize,
 }
 
-impl From<&Tensor<'_>> for Stored {
-    fn from(tensor: &Tensor<'_>) -> Self {
+impl From<&Weight<'_>> for Stored {
+    fn from(tensor: &Weight<'_>) -> Self {
         Self { format: tensor.format, rows: tensor.rows(), channels: tensor.channels() }
     }
 }
@@ -376,6 +376,17 @@ struct Vectors<'a> {
 }
 
 impl Vectors<'_> {
+    /// The mix of a sublayer of the layer that `prefix` names.
+    async fn mix(&self, prefix: &str, sublayer: &str, dims: &boundary::Dims) -> Result<Mix> {
+        let at = |part: &str| format!("{prefix}.hc_{sublayer}_{part}");
+        let projection = self.values(&at("fn")).await?;
+        let mut constants = self.values(&at("scale")).await?;
+        constants.extend(self.values(&at("base")).await?);
+        Ok(Mix {
+            projection: self.floats(&at("fn"), &dims.pad_mix_fn(&projection))?,
+            constants: self.floats(&at("base"), &constants)?,
+        })
+    }
     fn words(&self, label: &str, words: &[u32]) -> Result<Buffer> {
         let buffer = self.gpu.buffer(MemoryKind::Weights, label, 4 * words.len() as u64)?;
         self.gpu.upload(&buffer, 0, bytemuck::cast_slice(words));
@@ -384,12 +395,12 @@ impl Vectors<'_> {
     fn floats(&self, label: &str, values: &[f32]) -> Result<Buffer> {
         self.words(label, bytemuck::cast_slice(values))
     }
-    fn values(&self, name: &str) -> Result<Vec<f32>> {
-        Ok(self.checkpoint.tensor(name)?.to_f32())
+    async fn values(&self, name: &str) -> Result<Vec<f32>> {
+        Ok(self.checkpoint.weight(name)?.fetch().await?.tensor().to_f32())
     }
     /// A norm's weight, padded by zeros to whole quads.
-    fn norm(&self, name: &str) -> Result<Buffer> {
-        let mut values = self.values(name)?;
+    async fn norm(&self, name: &str) -> Result<Buffer> {
+        let mut values = self.values(name).await?;
         values.resize(stride4(values.len()), 0.0);
         self.floats(name, &values)
     }
@@ -401,7 +412,7 @@ impl WeightPlan {
     /// # Errors
     /// As [`WeightPlan::new`].
     pub fn of(checkpoint: &Checkpoint, layout: &Layout, limit: u64) -> Result<Self> {
-        let stored = &mut |name: &str| checkpoint.tensor(name).map(|tensor| Stored::from(&tensor));
+        let stored = &mut |name: &str| checkpoint.weight(name).map(|weight| Stored::from(&weight));
         Self::new(checkpoint.config(), layout, limit, stored)
     }
 
@@ -427,7 +438,7 @@ impl WeightPlan {
             Some(_) => Some(vectors.words("Engram token map", &tables.token_map)?),
             None => None,
         };
-        let norm = vectors.norm("norm.weight")?;
+        let norm = vectors.norm("norm.weight").await?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for (planned, plan) in self.layers.iter().zip(&config.layers) {
             progress(held() - before);
@@ -441,7 +452,7 @@ impl WeightPlan {
 
 impl Matrices {
     async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint) -> Result<Pack> {
-        self.plan.load(loader, &self.names[0], |i| checkpoint.tensor(&self.names[i])).await
+        self.plan.load(loader, &self.names[0], |i| checkpoint.weight(&self.names[i])).await
     }
 }
 
@@ -449,7 +460,7 @@ impl Experts {
     async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint, layer: usize) -> Result<ExpertPack> {
         let label = format!("layers.{layer}.ffn.experts.{}", self.matrices[0]);
         let tensor = |expert, matrix: usize| {
-            checkpoint.tensor(&expert_name(checkpoint.config(), layer, expert, self.matrices[matrix]))
+            checkpoint.weight(&expert_name(checkpoint.config(), layer, expert, self.matrices[matrix]))
         };
         self.plan.load(loader, &label, tensor).await
     }
@@ -468,31 +479,22 @@ impl PlannedLayer {
         let checkpoint = vectors.checkpoint;
         let prefix = format!("layers.{}", plan.index);
         let at = |name: &str| format!("{prefix}.{name}");
-        let mix = |sublayer: &str| -> Result<Mix> {
-            let projection = vectors.values(&at(&format!("hc_{sublayer}_fn")))?;
-            let mut constants = vectors.values(&at(&format!("hc_{sublayer}_scale")))?;
-            constants.extend(vectors.values(&at(&format!("hc_{sublayer}_base")))?);
-            Ok(Mix {
-                projection: vectors.floats(&at(&format!("hc_{sublayer}_fn")), &dims.pad_mix_fn(&projection))?,
-                constants: vectors.floats(&at(&format!("hc_{sublayer}_base")), &constants)?,
-            })
-        };
         let freqs = rope::frequencies(config, plan.ratio > 0);
-        let kv_norm = vectors.values(&at("attn.kv_norm.weight"))?;
+        let kv_norm = vectors.values(&at("attn.kv_norm.weight")).await?;
         let (append, wk) = if plan.role == Role::Full {
-            let tensor = checkpoint.tensor(&at("attn.indexer.wk.weight"))?;
-            let (words, wk) = matrix(&tensor);
-            let comp_norm = vectors.values(&at("attn.compressor.norm.weight"))?;
-            let k_norm = vectors.values(&at("attn.indexer.k_norm.weight"))?;
+            let tensor = checkpoint.weight(&at("attn.indexer.wk.weight"))?.fetch().await?;
+            let (words, wk) = matrix(&tensor.tensor());
+            let comp_norm = vectors.values(&at("attn.compressor.norm.weight")).await?;
+            let k_norm = vectors.values(&at("attn.indexer.k_norm.weight")).await?;
             (cache_append::full_constants(&kv_norm, &freqs, &comp_norm, &k_norm, &words), Some(wk))
         } else {
             (cache_append::constants(&kv_norm, &freqs), None)
         };
-        let sink = vectors.values(&at("attn.attn_sink"))?;
+        let sink = vectors.values(&at("attn.attn_sink")).await?;
         let engram = match (&self.engram, plan.engram, &config.engram) {
             (Some([table, wkv]), Some(slot), Some(engram)) => {
-                let q = vectors.values(&at("engram.q_weight"))?;
-                let k = vectors.values(&at("engram.k_weight"))?;
+                let q = vectors.values(&at("engram.q_weight")).await?;
+                let k = vectors.values(&at("engram.k_weight")).await?;
                 let qk: Vec<f32> = q.iter().zip(&k).map(|(q, k)| q * k).collect();
                 let constants = &tables.layers[slot];
                 let hash = engram_dims(engram, tables).hash(&constants.multipliers, &constants.primes);
@@ -506,16 +508,16 @@ impl PlannedLayer {
             _ => None,
         };
         Ok(Layer {
-            attn_norm: vectors.norm(&at("attn_norm.weight"))?,
-            q_norm: vectors.norm(&at("attn.q_norm.weight"))?,
-            ffn_norm: vectors.norm(&at("ffn_norm.weight"))?,
-            mixes: [mix("attn")?, mix("ffn")?],
+            attn_norm: vectors.norm(&at("attn_norm.weight")).await?,
+            q_norm: vectors.norm(&at("attn.q_norm.weight")).await?,
+            ffn_norm: vectors.norm(&at("ffn_norm.weight")).await?,
+            mixes: [vectors.mix(&prefix, "attn", dims).await?, vectors.mix(&prefix, "ffn", dims).await?],
             down: self.down.load(loader, checkpoint).await?,
             up: self.up.load(loader, checkpoint).await?,
             attention_a: self.attention_a.load(loader, checkpoint).await?,
             attention_b: self.attention_b.load(loader, checkpoint).await?,
             gate: self.gate.load(loader, checkpoint).await?,
-            gate_bias: vectors.floats(&at("ffn.gate.bias"), &vectors.values(&at("ffn.gate.bias"))?)?,
+            gate_bias: vectors.floats(&at("ffn.gate.bias"), &vectors.values(&at("ffn.gate.bias")).await?)?,
             experts_up: self.experts_up.load(loader, checkpoint, plan.index).await?,
             experts_down: self.experts_down.load(loader, checkpoint, plan.index).await?,
             append: vectors.words(&at("cache_append constants"), &append)?,

@@ -276,6 +276,23 @@ impl Session {
         Ok(Writing { generation, engine, number })
     }
 
+    /// The generation that was begun last and that nothing has ended, for callers that keep no [`Writing`] between two tokens.
+    pub fn writing(&mut self) -> Option<Writing<'_>> {
+        let (engine, number) = (&self.engine, self.number);
+        let generation = self.sequence.as_mut()?.generation()?;
+        Some(Writing { generation, engine, number })
+    }
+
+    /// Ends a generation that was left; its tokens are in the text. Every other call begins with this.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], and as [`Sequence::settle_async`].
+    pub async fn settle_async(&mut self) -> Result<()> {
+        let done = self.sequence()?.settle_async().await;
+        self.publish();
+        done
+    }
+
     /// Goes back to the first `length` tokens; see [`Sequence::truncate_async`].
     ///
     /// # Errors

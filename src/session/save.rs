@@ -77,9 +77,8 @@ fn now() -> u64 {
     #[cfg(not(target_arch = "wasm32"))]
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
-    // The browser's clock belongs to the browser's skin of a session.
     #[cfg(target_arch = "wasm32")]
-    let now = 0;
+    let now = js_sys::Date::now() as u64;
     now
 }
 

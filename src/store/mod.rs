@@ -1,4 +1,5 @@
-//! Where sessions are kept: an embedded database natively, memory everywhere, one conformance suite for both.
+//! Where sessions are kept: an embedded database natively, IndexedDB in a browser, memory everywhere; one conformance
+//! suite for all.
 //!
 //! A store knows sessions by name. Each has a manifest, bytes that the store does not look into, and the records that the
 //! manifest names. A record is known by the hash of its bytes, so that identity, checksum and sharing are one thing: two
@@ -8,6 +9,8 @@
 //! says, whatever happens to the process.
 
 pub mod conformance;
+#[cfg(target_arch = "wasm32")]
+mod indexeddb;
 mod memory;
 #[cfg(not(target_arch = "wasm32"))]
 mod redb;
@@ -22,6 +25,8 @@ use crate::{Error, Result};
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use self::redb::RedbStore;
+#[cfg(target_arch = "wasm32")]
+pub use indexeddb::IndexedDbStore;
 pub use memory::{MemoryContents, MemoryStore};
 
 /// Most bytes of a record, and of a manifest: larger values make databases slow or fail.

@@ -5,4 +5,4 @@ mod numpy_random;
 mod tokenizer;
 
 pub use ngram::{NgramLayer, NgramTables};
-pub use tokenizer::{StreamDecoder, Tokenizer};
+pub use tokenizer::{Pieces, StreamDecoder, Tokenizer};

@@ -147,7 +147,7 @@ impl Tokenizer {
 
     /// A decoder for ids that come one by one.
     pub fn stream(&self) -> StreamDecoder<'_> {
-        StreamDecoder { tokenizer: self, pending: Vec::new() }
+        StreamDecoder { tokenizer: self, pieces: Pieces::default() }
     }
 
     /// Bytes that an id stands for: none when the vocabulary has a gap there.
@@ -179,13 +179,31 @@ impl Tokenizer {
 /// for byte: a character is held back until all of its bytes have come.
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    pending: Vec<u8>,
+    pieces: Pieces,
 }
 
 impl StreamDecoder<'_> {
     /// Takes an id, gives the text that is now certain.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        self.pending.extend_from_slice(self.tokenizer.bytes(id)?);
+        Ok(self.pieces.push(self.tokenizer.bytes(id)?))
+    }
+
+    /// What is still held back, at the end of the ids.
+    pub fn finish(self) -> String {
+        self.pieces.finish()
+    }
+}
+
+/// What a [`StreamDecoder`] holds back, for those who keep no decoder between two ids.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    pending: Vec<u8>,
+}
+
+impl Pieces {
+    /// Takes the bytes of an id, gives the text that is now certain.
+    pub fn push(&mut self, bytes: &[u8]) -> String {
+        self.pending.extend_from_slice(bytes);
         let mut certain = 0;
         while let Err(e) = std::str::from_utf8(&self.pending[certain..]) {
             certain += e.valid_up_to();
@@ -199,7 +217,7 @@ impl StreamDecoder<'_> {
         }
         let piece = String::from_utf8_lossy(&self.pending[..certain]).into_owned();
         self.pending.drain(..certain);
-        Ok(piece)
+        piece
     }
 
     /// What is still held back, at the end of the ids.
