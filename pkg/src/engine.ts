@@ -1,0 +1,157 @@
+import { CedraError } from "./errors.js";
+import { WorkerLink } from "./link.js";
+import type { EngineState, Link, LoadProgress, SessionEntry, StoreRef, StoreUsage } from "./protocol.js";
+import { Session, tokenIds } from "./session.js";
+import { configOf, type ModelSource, resolveSource } from "./source.js";
+import type { WasmSource } from "./wasm.js";
+
+export interface LoadOptions {
+  /** Tokens that a session can hold; memory is planned for it. Default: what the model was made for. */
+  context?: number;
+  /** Rows that are computed at a time when a text is read. */
+  chunk?: number;
+  onProgress?: (progress: LoadProgress) => void;
+  signal?: AbortSignal;
+  /** Whether the engine has a thread of its own (default), or the worker to use, whose script is `cedra/worker`. */
+  worker?: boolean | Worker;
+  /** Where the wasm is, when it is not beside the package: its URL, bytes or module. */
+  wasm?: WasmSource;
+  /** Whether downloaded weights stay in this browser (default). */
+  cache?: boolean;
+}
+
+/** A model on the device, with its sessions. */
+export class Engine {
+  readonly #link: Link;
+  readonly #config: string;
+  readonly #wasm: WasmSource | undefined;
+  readonly #state: EngineState;
+
+  private constructor(link: Link, config: string, wasm: WasmSource | undefined, state: EngineState) {
+    this.#link = link;
+    this.#config = config;
+    this.#wasm = wasm;
+    this.#state = state;
+  }
+
+  /** Loads a model: downloads and verifies what is not cached, and streams it to the device. */
+  static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
+    const { signal, onProgress, worker = true, wasm, cache = true, context, chunk } = options;
+    const resolved = await resolveSource(source);
+    const link = await linkTo(worker);
+    try {
+      const args = {
+        source: resolved,
+        cache,
+        ...(wasm !== undefined && { wasm: wasm instanceof URL ? wasm.href : wasm }),
+        ...(context !== undefined && { context }),
+        ...(chunk !== undefined && { chunk }),
+      };
+      const state = await link.call("load", args, { ...(signal && { signal }), ...(onProgress && { onProgress }) });
+      return new Engine(link, state.config, wasm, state);
+    } catch (thrown) {
+      link.close();
+      throw thrown;
+    }
+  }
+
+  /** Memory that a model needs, in bytes by kind, before anything but its `config.json` is downloaded. Needs no GPU. */
+  static async plan(
+    source: ModelSource,
+    options: { context: number; wasm?: WasmSource; signal?: AbortSignal },
+  ): Promise<Record<string, unknown>> {
+    const { context, wasm, signal } = options;
+    return plan(await configOf(source, signal), context, wasm);
+  }
+
+  /** The adapter, what of it is used, the model's sizes and its layers with their roles. */
+  get info(): EngineState["info"] {
+    return this.#state.info;
+  }
+
+  /** Version of the engine. */
+  get version(): string {
+    return this.#state.version;
+  }
+
+  /** Where the weights lie: the caller's files, the browser's storage, or memory for want of it. */
+  get weights(): EngineState["weights"] {
+    return this.#state.weights;
+  }
+
+  /** Memory that this model would need for another length of context, in bytes by kind. */
+  plan(context: number): Promise<Record<string, unknown>> {
+    return this.#link.call("plan", { config: this.#config, context, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
+  }
+
+  /** What the device has done so far. */
+  counters(): Promise<Record<string, unknown>> {
+    return this.#link.call("counters", {});
+  }
+
+  /** A text's tokens. Control tokens in it stay text, unless `special` is true. */
+  encode(text: string, special = false): Promise<Uint32Array> {
+    return this.#link.call("encode", { text, special });
+  }
+
+  decode(ids: ArrayLike<number>): Promise<string> {
+    return this.#link.call("decode", { ids: tokenIds(ids) });
+  }
+
+  /**
+   * An empty session; with a name and a store the saved session of that name, or a new one that `save` writes there. Nobody else
+   * can open it until it is closed: `SESSION_BUSY`. Without storage it goes on in memory, and `storeError` says why.
+   */
+  async session(name?: string, options: { store?: StoreRef } = {}): Promise<Session> {
+    const { store } = options;
+    if ((name === undefined) !== (store === undefined)) {
+      throw new CedraError("ARGUMENT", "a name needs a store, and a store a name", { name, store });
+    }
+    return new Session(this.#link, await this.#link.call("open", { ...(name !== undefined && { name }), ...(store && { store }) }));
+  }
+
+  /** The sessions of a store. */
+  sessions(store: StoreRef): Promise<SessionEntry[]> {
+    return this.#link.call("sessions", { store });
+  }
+
+  /** What a store holds. */
+  usage(store: StoreRef): Promise<StoreUsage> {
+    return this.#link.call("usage", { store });
+  }
+
+  /** Lets new sessions take over prefixes of those in a store. */
+  attach(store: StoreRef): Promise<void> {
+    return this.#link.call("attach", { store });
+  }
+
+  /** Forgets a saved session. Whether there was one. */
+  delete(name: string, options: { store: StoreRef }): Promise<boolean> {
+    return this.#link.call("remove", { name, store: options.store });
+  }
+
+  /** Gives everything back. Calls that wait are rejected with `ENGINE_CLOSED`. */
+  close(): void {
+    this.#link.close();
+  }
+}
+
+/** Sessions in an IndexedDB database of this name. */
+export const idb = (name: string): StoreRef => ({ kind: "indexedDB", name });
+
+/** Sessions in the engine's memory, as long as it lives. The same name is the same store. */
+export const memory = (name = "default"): StoreRef => ({ kind: "memory", name });
+
+async function plan(config: string, context: number, wasm: WasmSource | undefined): Promise<Record<string, unknown>> {
+  return (await linkTo(false)).call("plan", { config, context, ...(wasm !== undefined && { wasm }) });
+}
+
+async function linkTo(worker: boolean | Worker): Promise<Link> {
+  if (worker === false) return new (await import("./host.js")).Host();
+  if (worker !== true) return new WorkerLink(worker);
+  try {
+    return new WorkerLink(new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: "cedra" }));
+  } catch (cause) {
+    throw new CedraError("WORKER", "no worker could be started; `worker: false` goes without", {}, cause);
+  }
+}

@@ -1,0 +1,355 @@
+import { downloadModel, room } from "./download.js";
+import { aborted, asCedraError, CedraError, toWire } from "./errors.js";
+import { lockSession } from "./locks.js";
+import type { Args, EngineState, Hooks, Link, Method, Result, SessionState, StoreRef } from "./protocol.js";
+import { StopMatcher } from "./stop.js";
+import { loadWasm, type WasmEngine, type WasmGeneration, type WasmModule, type WasmSession, type WasmSource, type WasmStore } from "./wasm.js";
+
+/** A session, and what it needs besides the wasm. */
+interface Open {
+  id: number;
+  wasm: WasmSession;
+  /** Where `save` writes. */
+  home?: { store: StoreRef; name: string; unlock: () => void };
+  /** Whether the store has the session as it is. */
+  persisted: boolean;
+  storeError?: CedraError;
+  stream?: Stream;
+  /** What writes to the store right now. */
+  saving?: Promise<unknown>;
+}
+
+interface Stream {
+  id: number;
+  session: Open;
+  wasm: WasmGeneration;
+  abort: AbortController;
+  stop?: StopMatcher;
+  /** Whether the next piece is being made. */
+  busy: boolean;
+}
+
+type Handlers = { [M in Method]: (args: Args<M>, hooks: Hooks<M>) => Promise<Result<M>> };
+
+/**
+ * The engine's side of the calls, in the thread that has the wasm. It knows sessions and streams by number, keeps the locks of
+ * what it has open, and decides what may run beside what.
+ */
+export class Host implements Link {
+  #engine: WasmEngine | undefined;
+  #bos: number | undefined;
+  #numbers = 0;
+  readonly #sessions = new Map<number, Open>();
+  readonly #streams = new Map<number, Stream>();
+  readonly #stores = new Map<string, Promise<WasmStore>>();
+  /** Stores in memory are this host's own, so that their names mean nothing elsewhere. */
+  readonly #own = crypto.randomUUID();
+  #closed = false;
+
+  constructor(readonly wasm: (source?: WasmSource) => Promise<WasmModule> = loadWasm) {}
+
+  async call<M extends Method>(method: M, args: Args<M>, hooks: Hooks<M> = {}): Promise<Result<M>> {
+    if (hooks.signal?.aborted) throw aborted(hooks.signal);
+    if (this.#closed) throw new CedraError("ENGINE_CLOSED", "the engine is closed");
+    try {
+      return await this.#handlers[method](args, hooks);
+    } catch (thrown) {
+      throw asCedraError(thrown);
+    }
+  }
+
+  close(): void {
+    if (this.#closed) return;
+    const closing = [...this.#sessions.keys()].map((id) => this.#closeSession(id));
+    this.#closed = true;
+    // What is being saved is finished first.
+    void Promise.all(closing).then(() => this.#engine?.free());
+  }
+
+  readonly #handlers: Handlers = {
+    load: async ({ source, cache, wasm, ...options }, { signal, onProgress }) => {
+      const module = await this.wasm(wasm);
+      const { files, kept }: { files: Map<string, Blob>; kept: EngineState["weights"] } =
+        "files" in source
+          ? { files: source.files, kept: "files" }
+          : await downloadModel(source.url, { cache, ...(signal && { signal }), ...(onProgress && { onProgress }) });
+      const config = (await files.get("config.json")?.text()) ?? "";
+      this.#bos = bosOf(config);
+      this.#engine = await module.WasmEngine.load(files, {
+        ...options,
+        ...(signal && { signal }),
+        onProgress: (loaded, total) => onProgress?.({ stage: "load", loaded, total }),
+      });
+      return { config, info: this.#engine.info as EngineState["info"], version: module.version(), weights: kept };
+    },
+
+    plan: async ({ config, context, wasm }) => {
+      return (await this.wasm(wasm)).WasmEngine.plan(config, context) as Record<string, unknown>;
+    },
+
+    counters: async () => this.#running().counters as Record<string, unknown>,
+
+    encode: async ({ text, special }) => this.#running().encode(text, special),
+
+    decode: async ({ ids }) => this.#running().decode(ids),
+
+    open: async ({ name, store }) => {
+      const engine = this.#running();
+      if (name === undefined || !store) return state(this.#adopt(engine.session()));
+      const unlock = await this.#lock(store, name);
+      try {
+        const { wasm, persisted, storeError } = await this.#find(engine, store, name);
+        const session = this.#adopt(wasm);
+        Object.assign(session, { home: { store, name, unlock }, persisted, ...(storeError && { storeError }) });
+        return state(session);
+      } catch (thrown) {
+        unlock();
+        throw thrown;
+      }
+    },
+
+    sessions: async ({ store }) => (await this.#store(store)).list(),
+
+    usage: async ({ store }) => {
+      const usage = await (await this.#store(store)).usage();
+      const available = usage.available ?? (store.kind === "indexedDB" ? await room() : undefined);
+      return { ...usage, ...(available === undefined ? {} : { available }) };
+    },
+
+    attach: async ({ store }) => {
+      await this.#running().attach(await this.#store(store));
+      return undefined;
+    },
+
+    remove: async ({ store, name }) => {
+      const unlock = await this.#lock(store, name);
+      try {
+        return await this.#running().remove(await this.#store(store), name);
+      } finally {
+        unlock();
+      }
+    },
+
+    append: async ({ session: id, text, special, ...options }, { signal, onProgress }) => {
+      const session = this.#session(id);
+      await this.#takeOver(session);
+      const ids = typeof text === "string" ? this.#encode(session, text, special) : text;
+      session.persisted = false;
+      const done = await session.wasm.append(ids, {
+        ...options,
+        ...(signal && { signal }),
+        onProgress: (done, total) => onProgress?.({ done, total }),
+      });
+      return { reused: done.reused, replayed: done.replayed, state: state(session) };
+    },
+
+    generate: async ({ session: id, stop, ...options }, { signal }) => {
+      const session = this.#session(id);
+      await this.#takeOver(session);
+      session.persisted = false;
+      const abort = new AbortController();
+      const stream: Stream = { id: ++this.#numbers, session, wasm: undefined as never, abort, busy: true };
+      if (stop?.length) stream.stop = new StopMatcher(stop);
+      session.stream = stream;
+      try {
+        stream.wasm = await abortable(stream, signal, () => session.wasm.generate({ ...options, signal: abort.signal }));
+      } catch (thrown) {
+        this.#forget(stream);
+        throw thrown;
+      }
+      this.#streams.set(stream.id, stream);
+      return { stream: stream.id, state: state(session) };
+    },
+
+    next: async ({ stream: id }, { signal }) => {
+      const stream = this.#streams.get(id);
+      if (!stream) throw ended();
+      const { session } = stream;
+      if (stream.busy) throw busy();
+      const piece = await abortable(stream, signal, () => stream.wasm.next());
+      let { text, done, finish } = piece;
+      if (stream.stop) {
+        const shown = stream.stop.push(text);
+        text = shown.text;
+        if (shown.stopped && !done) await stream.wasm.return();
+        if (shown.stopped) [done, finish] = [true, "stop"];
+        else if (done) text += stream.stop.finish();
+      }
+      if (done) this.#forget(stream);
+      if (done && !finish) throw ended();
+      return { ids: piece.ids, text, done, ...(finish && { finish }), state: state(session) };
+    },
+
+    leave: async ({ session, stream: id }) => {
+      const stream = this.#streams.get(id);
+      if (stream) await this.#leave(stream);
+      return state(this.#session(session));
+    },
+
+    state: async ({ session }) => state(this.#session(session)),
+
+    tokens: async ({ session }) => this.#session(session).wasm.tokens,
+
+    truncate: async ({ session: id, length, replay }) => {
+      const session = this.#session(id);
+      await this.#takeOver(session);
+      session.persisted = false;
+      await session.wasm.truncate(length, replay);
+      return state(session);
+    },
+
+    fork: async ({ session: id }) => {
+      const session = this.#session(id);
+      await this.#takeOver(session);
+      const fork = this.#adopt(await session.wasm.fork());
+      return { fork: state(fork), state: state(session) };
+    },
+
+    save: async ({ session: id, name, store, rings }) => {
+      const session = this.#session(id);
+      const to = { store: store ?? session.home?.store, name: name ?? session.home?.name };
+      if (!to.store || to.name === undefined) {
+        throw new CedraError("ARGUMENT", "the session has no name or no store to be saved in", { name: to.name, store: to.store });
+      }
+      await this.#takeOver(session);
+      const moves = to.store.kind !== session.home?.store.kind || to.store.name !== session.home.store.name || to.name !== session.home.name;
+      const home = moves
+        ? { store: to.store, name: to.name, unlock: await this.#lock(to.store, to.name) }
+        : session.home!;
+      const length = session.wasm.length;
+      try {
+        const saving = this.#store(home.store).then((store) => session.wasm.save(store, home.name, rings));
+        session.saving = saving;
+        const { records, bytes } = await saving;
+        if (moves) {
+          session.home?.unlock();
+          session.home = home;
+        }
+        session.persisted = session.wasm.length === length;
+        delete session.storeError;
+        return { records, bytes, state: state(session) };
+      } catch (thrown) {
+        if (moves) home.unlock();
+        throw thrown;
+      }
+    },
+
+    close: async ({ session }) => {
+      await this.#closeSession(session);
+      return undefined;
+    },
+  };
+
+  #lock({ kind, name: store }: StoreRef, name: string): Promise<() => void> {
+    return lockSession(kind === "memory" ? `memory/${this.#own}/${store}` : `${kind}/${store}`, name);
+  }
+
+  #running(): WasmEngine {
+    if (!this.#engine) throw new CedraError("ENGINE_CLOSED", "the engine has not been loaded");
+    return this.#engine;
+  }
+
+  #session(id: number): Open {
+    const session = this.#sessions.get(id);
+    if (!session) throw new CedraError("SESSION_CLOSED", "the session is closed");
+    return session;
+  }
+
+  #adopt(wasm: WasmSession): Open {
+    const session: Open = { id: ++this.#numbers, wasm, persisted: false };
+    this.#sessions.set(session.id, session);
+    return session;
+  }
+
+  /** The saved session, a new one, or a new one that cannot be saved because there is no storage. */
+  async #find(engine: WasmEngine, ref: StoreRef, name: string): Promise<Pick<Open, "wasm" | "persisted" | "storeError">> {
+    try {
+      return { wasm: await engine.open(await this.#store(ref), name), persisted: true };
+    } catch (thrown) {
+      const error = asCedraError(thrown);
+      if (error.code === "NO_SESSION") return { wasm: engine.session(), persisted: false };
+      if (error.code === "STORE" || error.code === "QUOTA") return { wasm: engine.session(), persisted: false, storeError: error };
+      throw error;
+    }
+  }
+
+  #store({ kind, name }: StoreRef): Promise<WasmStore> {
+    const key = `${kind}/${name}`;
+    const known = this.#stores.get(key);
+    if (known) return known;
+    const opened = this.wasm().then(({ WasmStore }) => (kind === "indexedDB" ? WasmStore.indexedDb(name) : WasmStore.memory()));
+    this.#stores.set(key, opened);
+    // Storage that was denied may be granted later.
+    opened.catch(() => this.#stores.delete(key));
+    return opened;
+  }
+
+  /** A text begins with the model's first token; a continuation does not. */
+  #encode(session: Open, text: string, special: boolean): Uint32Array {
+    const ids = this.#running().encode(text, special);
+    if (this.#bos === undefined || session.wasm.length > 0 || ids[0] === this.#bos) return ids;
+    return Uint32Array.of(this.#bos, ...ids);
+  }
+
+  /** Ends a stream that nobody waits for, so that a forgotten one blocks nothing. One that makes a piece right now goes on. */
+  async #takeOver(session: Open): Promise<void> {
+    if (session.stream?.busy) throw busy();
+    if (session.stream) await this.#leave(session.stream);
+  }
+
+  async #leave(stream: Stream): Promise<void> {
+    this.#forget(stream);
+    await stream.wasm.return();
+  }
+
+  #forget(stream: Stream): void {
+    this.#streams.delete(stream.id);
+    if (stream.session.stream === stream) delete stream.session.stream;
+  }
+
+  async #closeSession(id: number): Promise<void> {
+    const session = this.#sessions.get(id);
+    if (!session) return;
+    this.#sessions.delete(id);
+    if (session.stream) {
+      session.stream.abort.abort();
+      this.#forget(session.stream);
+    }
+    session.wasm.close();
+    // Nobody else writes before the last save is done, well or not.
+    await session.saving?.catch(() => {});
+    session.home?.unlock();
+  }
+}
+
+/** Works on a stream; `signal` aborts the stream while it does. */
+async function abortable<T>(stream: Stream, signal: AbortSignal | undefined, work: () => Promise<T>): Promise<T> {
+  stream.busy = true;
+  const stop = (): void => stream.abort.abort(signal?.reason);
+  signal?.addEventListener("abort", stop);
+  try {
+    return await work();
+  } finally {
+    stream.busy = false;
+    signal?.removeEventListener("abort", stop);
+  }
+}
+
+const ended = (): CedraError => new CedraError("SESSION_BUSY", "another call on the session has ended this answer");
+const busy = (): CedraError => new CedraError("SESSION_BUSY", "the session is making an answer");
+
+function state(session: Open): SessionState {
+  const { length, remaining, reused, replayed, layerRows } = session.wasm;
+  const { id, persisted, storeError } = session;
+  return { session: id, length, remaining, reused, replayed, layerRows, persisted, ...(storeError && { storeError: toWire(storeError) }) };
+}
+
+function bosOf(config: string): number | undefined {
+  try {
+    const json = JSON.parse(config) as { bos_token_id?: unknown; text_config?: { bos_token_id?: unknown } };
+    const bos = json.text_config?.bos_token_id ?? json.bos_token_id;
+    return typeof bos === "number" ? bos : undefined;
+  } catch {
+    return undefined; // The engine says what is wrong with it.
+  }
+}

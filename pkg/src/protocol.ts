@@ -1,0 +1,156 @@
+import type { WireError } from "./errors.js";
+import type { WasmSource } from "./wasm.js";
+
+// What a page and the thread of its engine say to each other. Everything here can be cloned.
+
+/** A place where sessions are kept; see `idb` and `memory`. */
+export interface StoreRef {
+  readonly kind: "indexedDB" | "memory";
+  readonly name: string;
+}
+
+/** A session in a store. */
+export interface SessionEntry {
+  name: string;
+  tokens: number;
+  bytes: number;
+  /** Milliseconds since 1970. */
+  savedAt: number;
+}
+
+/** What a store holds. */
+export interface StoreUsage {
+  sessions: number;
+  records: number;
+  bytes: number;
+  /** Bytes that the browser still grants, where it says so. */
+  available?: number;
+}
+
+/** How a load goes. */
+export type LoadProgress =
+  /** Bytes of weights that are here, over the network or from the cache. */
+  | { stage: "download"; file: string; loaded: number; total: number }
+  /** Bytes of a file whose hash is compared. */
+  | { stage: "verify"; file: string; loaded: number; total: number }
+  /** Bytes of weights on the device. */
+  | { stage: "load"; loaded: number; total: number };
+
+/** Tokens that were read, of those to be read. */
+export interface ReadProgress {
+  done: number;
+  total: number;
+}
+
+/** Rows that a layer has run: as a whole, and only the part that feeds its cache. */
+export interface LayerRows {
+  whole: number;
+  part: number;
+}
+
+export interface EngineState {
+  /** The model's `config.json`. */
+  config: string;
+  info: Readonly<Record<string, unknown>>;
+  version: string;
+  /** Where the weights lie now. */
+  weights: "files" | "opfs" | "cache" | "memory";
+}
+
+export interface SessionState {
+  session: number;
+  length: number;
+  remaining: number;
+  reused: number;
+  replayed: number;
+  layerRows: LayerRows[];
+  persisted: boolean;
+  storeError?: WireError;
+}
+
+export interface GenerateArgs {
+  maxTokens?: number;
+  temperature?: number;
+  topP?: number;
+  topK?: number;
+  seed?: bigint | number;
+  stopIds?: Uint32Array;
+  stop?: string[];
+}
+
+export type Finish = "stop" | "length";
+
+/** Every call: what it takes, what it gives, what it reports on the way. */
+export interface Calls {
+  load: {
+    args: {
+      source: { url: string } | { files: Map<string, Blob> };
+      context?: number;
+      chunk?: number;
+      cache: boolean;
+      wasm?: WasmSource;
+    };
+    result: EngineState;
+    progress: LoadProgress;
+  };
+  plan: { args: { config: string; context: number; wasm?: WasmSource }; result: Record<string, unknown>; progress: never };
+  counters: { args: object; result: Record<string, unknown>; progress: never };
+  encode: { args: { text: string; special: boolean }; result: Uint32Array; progress: never };
+  decode: { args: { ids: Uint32Array }; result: string; progress: never };
+  open: { args: { name?: string; store?: StoreRef }; result: SessionState; progress: never };
+  sessions: { args: { store: StoreRef }; result: SessionEntry[]; progress: never };
+  usage: { args: { store: StoreRef }; result: StoreUsage; progress: never };
+  attach: { args: { store: StoreRef }; result: undefined; progress: never };
+  remove: { args: { store: StoreRef; name: string }; result: boolean; progress: never };
+  append: {
+    args: { session: number; text: string | Uint32Array; special: boolean; prefill?: string; reuse?: boolean };
+    result: { reused: number; replayed: number; state: SessionState };
+    progress: ReadProgress;
+  };
+  generate: { args: { session: number } & GenerateArgs; result: { stream: number; state: SessionState }; progress: never };
+  next: {
+    args: { stream: number };
+    result: { ids: Uint32Array; text: string; done: boolean; finish?: Finish; state: SessionState };
+    progress: never;
+  };
+  leave: { args: { session: number; stream: number }; result: SessionState; progress: never };
+  state: { args: { session: number }; result: SessionState; progress: never };
+  tokens: { args: { session: number }; result: Uint32Array; progress: never };
+  truncate: { args: { session: number; length: number; replay?: string }; result: SessionState; progress: never };
+  fork: { args: { session: number }; result: { fork: SessionState; state: SessionState }; progress: never };
+  save: {
+    args: { session: number; name?: string; store?: StoreRef; rings?: string };
+    result: { records: number; bytes: number; state: SessionState };
+    progress: never;
+  };
+  close: { args: { session: number }; result: undefined; progress: never };
+}
+
+export type Method = keyof Calls;
+export type Args<M extends Method> = Calls[M]["args"];
+export type Result<M extends Method> = Calls[M]["result"];
+export type ProgressOf<M extends Method> = Calls[M]["progress"];
+
+/** What belongs to one call besides its arguments. */
+export interface Hooks<M extends Method> {
+  signal?: AbortSignal;
+  onProgress?: (progress: ProgressOf<M>) => void;
+}
+
+/** The way to an engine, in a worker or in this thread. */
+export interface Link {
+  call<M extends Method>(method: M, args: Args<M>, hooks?: Hooks<M>): Promise<Result<M>>;
+  close(): void;
+}
+
+export type ToWorker =
+  | { type: "hello"; alive: string }
+  | { type: "call"; id: number; method: Method; args: unknown; progress: boolean }
+  | { type: "abort"; id: number };
+
+export type FromWorker =
+  | { type: "ready" }
+  | { type: "done"; id: number; result: unknown }
+  | { type: "failed"; id: number; error: WireError }
+  | { type: "progress"; id: number; progress: unknown }
+  | { type: "crashed"; error: WireError };

@@ -1,0 +1,85 @@
+import { CedraError } from "./errors.js";
+
+// What the wasm module exports. Its own declarations know less: there, options and results are `any`.
+
+export interface WasmModule {
+  default(options?: { module_or_path: WasmSource }): Promise<unknown>;
+  version(): string;
+  WasmEngine: {
+    load(
+      files: Map<string, Blob>,
+      options: { context?: number; chunk?: number; onProgress?: (loaded: number, total: number) => void; signal?: AbortSignal },
+    ): Promise<WasmEngine>;
+    plan(configJson: string, context: number): object;
+  };
+  WasmStore: { indexedDb(name: string): Promise<WasmStore>; memory(): WasmStore };
+}
+
+export interface WasmEngine {
+  readonly info: object;
+  readonly counters: object;
+  encode(text: string, special: boolean): Uint32Array;
+  decode(ids: Uint32Array): string;
+  session(): WasmSession;
+  open(store: WasmStore, name: string): Promise<WasmSession>;
+  attach(store: WasmStore): Promise<void>;
+  remove(store: WasmStore, name: string): Promise<boolean>;
+  free(): void;
+}
+
+export interface WasmStore {
+  list(): Promise<{ name: string; tokens: number; bytes: number; savedAt: number }[]>;
+  usage(): Promise<{ sessions: number; records: number; bytes: number; available?: number }>;
+}
+
+export interface WasmSession {
+  readonly length: number;
+  readonly remaining: number;
+  readonly reused: number;
+  readonly replayed: number;
+  readonly tokens: Uint32Array;
+  readonly layerRows: { whole: number; part: number }[];
+  append(
+    ids: Uint32Array,
+    options: { prefill?: string; reuse?: boolean; onProgress?: (done: number, total: number) => void; signal?: AbortSignal },
+  ): Promise<{ reused: number; replayed: number }>;
+  generate(options: {
+    maxTokens?: number;
+    temperature?: number;
+    topP?: number;
+    topK?: number;
+    seed?: bigint | number;
+    stopIds?: Uint32Array;
+    signal?: AbortSignal;
+  }): Promise<WasmGeneration>;
+  truncate(length: number, replay?: string): Promise<void>;
+  fork(): Promise<WasmSession>;
+  save(store: WasmStore, name: string, rings?: string): Promise<{ records: number; bytes: number }>;
+  close(): void;
+}
+
+export interface WasmGeneration {
+  next(): Promise<{ ids: Uint32Array; text: string; done: boolean; finish?: "stop" | "length" }>;
+  return(): Promise<void>;
+}
+
+/** Where the wasm comes from when it is not to be found beside the package. */
+export type WasmSource = string | URL | BufferSource | WebAssembly.Module;
+
+let loading: Promise<WasmModule> | undefined;
+
+/** The wasm module, loaded once a thread. A failed load is tried again by the next call. */
+export function loadWasm(source?: WasmSource): Promise<WasmModule> {
+  loading ??= load(source).catch((cause: unknown) => {
+    loading = undefined;
+    throw new CedraError("WORKER", "the wasm module could not be loaded", {}, cause);
+  });
+  return loading;
+}
+
+async function load(source?: WasmSource): Promise<WasmModule> {
+  const module = (await import("../wasm/cedra.js")) as unknown as WasmModule;
+  // Without a source the glue looks beside itself.
+  await module.default(source === undefined ? undefined : { module_or_path: source });
+  return module;
+}
