@@ -275,8 +275,9 @@ fn codes_decode_exactly() {
     check(Weight { shape: [256, 1], format: Format::Fp8Row, data, scales });
     let data: Vec<u8> = (0..16).collect();
     check(Weight { shape: [16, 2], format: Format::Fp4, data, scales: Some((vec![127; 16], [16, 1])) });
-    // 0x7e is 448, so that a scale of 2^-127 leaves a normal number; 2^119 is the largest that does not overflow.
-    let scales: Vec<u8> = (0..=246).chain([255]).collect();
+    // 0x7e is 448, so that a scale of 2^-127 leaves a normal number; 2^119 is the largest that does not overflow. Scale
+    // 255, NaN, never gets here: a checkpoint that holds one is refused before its bytes are packed.
+    let scales: Vec<u8> = (0..=246).collect();
     let rows = scales.len();
     check(Weight {
         shape: [rows, 1],
