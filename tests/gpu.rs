@@ -310,7 +310,8 @@ fn sizes_beyond_the_device_are_typed_errors() {
 fn a_refused_shader_is_a_typed_error_with_its_label() {
     let Some(gpu) = gpu() else { return };
     static BAD: Shader = Shader { kernel: "bad", source: &["fn main( {"], bindings: &[], ..ADD };
-    let message = device_message(gpu.pipeline_of(&BAD, &[]));
+    let bad = gpu.pipeline_of(&BAD, &[]).unwrap();
+    let message = device_message(gpu.compile(&bad));
     assert!(message.starts_with("pipeline bad/plain: "), "{message}");
     assert!(message.contains("fn main( {"), "naga's message shows the line: {message}");
     gpu.check().expect("a refused pipeline leaves the device usable");

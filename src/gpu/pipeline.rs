@@ -1,4 +1,7 @@
 //! Pipelines, made once per variant and set of overrides, and bind groups checked against the shader's reflection.
+//!
+//! A device compiles a pipeline when it is first submitted: a model knows many more variants than a text needs, and some
+//! devices take a second for a large one.
 
 use super::buffer::{Buffer, MemoryKind};
 use super::device::{locked, Gpu};
@@ -7,13 +10,15 @@ use crate::{Error, Result};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// One variant of a kernel with its overrides, ready to run.
 pub struct Pipeline {
     label: String,
     shader: &'static Shader,
-    pub(super) raw: wgpu::ComputePipeline,
+    overrides: Vec<(String, f64)>,
+    /// There once the device has compiled it.
+    raw: OnceLock<wgpu::ComputePipeline>,
     layout: wgpu::BindGroupLayout,
     dispatches: AtomicU64,
 }
@@ -26,6 +31,10 @@ impl Pipeline {
     /// What the build script knows about it.
     pub fn shader(&self) -> &'static Shader {
         self.shader
+    }
+    /// Whether the device has compiled it.
+    pub fn compiled(&self) -> bool {
+        self.raw.get().is_some()
     }
     /// Dispatches so far.
     pub(super) fn dispatches(&self) -> u64 {
@@ -139,33 +148,47 @@ impl Gpu {
 
     fn make_pipeline(&self, label: String, shader: &'static Shader, overrides: &[(&str, f64)]) -> Result<Pipeline> {
         let entries: Vec<_> = shader.bindings.iter().map(layout_entry).collect();
-        let (raw, layout) = self.scoped(&format!("pipeline {label}"), || {
+        let layout = self.scoped(&format!("bind group layout of {label}"), || {
+            let descriptor = wgpu::BindGroupLayoutDescriptor { label: Some(&label), entries: &entries };
+            self.device.create_bind_group_layout(&descriptor)
+        })?;
+        let overrides = overrides.iter().map(|&(name, value)| (name.into(), value)).collect();
+        Ok(Pipeline { label, shader, overrides, raw: OnceLock::new(), layout, dispatches: AtomicU64::new(0) })
+    }
+
+    /// Has the device compile a pipeline, if it has not yet: [`Gpu::submit`] does it for those that it needs.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the device's message when it refuses.
+    pub fn compile<'a>(&self, pipeline: &'a Pipeline) -> Result<&'a wgpu::ComputePipeline> {
+        if let Some(raw) = pipeline.raw.get() {
+            return Ok(raw);
+        }
+        let label = Some(&*pipeline.label);
+        let constants: Vec<_> = pipeline.overrides.iter().map(|(name, value)| (&**name, *value)).collect();
+        let raw = self.scoped(&format!("pipeline {}", pipeline.label), || {
             let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: Some(&label),
-                source: wgpu::ShaderSource::Wgsl(shader.source.concat().into()),
+                label,
+                source: wgpu::ShaderSource::Wgsl(pipeline.shader.source.concat().into()),
             });
-            let layout = self
-                .device
-                .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(&label), entries: &entries });
-            let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-                label: Some(&label),
-                bind_group_layouts: &[Some(&layout)],
+            let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label,
+                bind_group_layouts: &[Some(&pipeline.layout)],
                 immediate_size: 0,
             });
-            let raw = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(&label),
-                layout: Some(&pipeline_layout),
+            self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label,
+                layout: Some(&layout),
                 module: &module,
                 entry_point: Some("main"),
                 compilation_options: wgpu::PipelineCompilationOptions {
-                    constants: overrides,
+                    constants: &constants,
                     zero_initialize_workgroup_memory: false,
                 },
                 cache: None,
-            });
-            (raw, layout)
+            })
         })?;
-        Ok(Pipeline { label, shader, raw, layout, dispatches: AtomicU64::new(0) })
+        Ok(pipeline.raw.get_or_init(|| raw))
     }
 
     /// Binds buffers to a pipeline, in the order of the shader's binding numbers.

@@ -76,7 +76,8 @@ impl Gpu {
     /// Sends a recording as one submission. Consecutive dispatches share a pass; with profiling on, each has its own.
     ///
     /// # Errors
-    /// [`Error::Device`] when a grid is too large, or with the first error that the device has reported.
+    /// [`Error::Device`] when a grid is too large, a kernel does not compile, or with the first error that the device has
+    /// reported.
     pub fn submit(&self, recording: Recording) -> Result<()> {
         self.check()?;
         let most = self.limits().max_compute_workgroups_per_dimension;
@@ -87,6 +88,7 @@ impl Gpu {
                     let message = format!("{label}: grid {grid:?}, at most {most} workgroups a dimension are allowed");
                     return Err(Error::Device { message });
                 }
+                self.compile(bound.pipeline())?;
             }
         }
 
@@ -115,7 +117,7 @@ impl Gpu {
                         encoder.begin_compute_pass(&descriptor).forget_lifetime()
                     });
                     if current.is_none_or(|last| !std::sync::Arc::ptr_eq(last.pipeline(), bound.pipeline())) {
-                        pass.set_pipeline(&bound.pipeline().raw);
+                        pass.set_pipeline(self.compile(bound.pipeline())?);
                     }
                     current = Some(bound);
                     pass.set_bind_group(0, bound.group(), &[]);
