@@ -55,7 +55,7 @@ rust_environment() {
 
 browser_tests() {
   [ $# -gt 0 ] || set -- tests/browser/*.test.mjs
-  node --test --test-concurrency=1 --test-reporter=spec "$@"
+  node --test --test-concurrency=2 --test-reporter=spec "$@"
 }
 
 step "node" node_works

@@ -115,6 +115,16 @@ impl Model {
         &self.pool
     }
 
+    /// Logits of the step that ran last, of whatever text; the device keeps no others.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn logits(&self) -> Result<Vec<f32>> {
+        let bytes = 4 * self.config.vocab_size as u64;
+        let bytes = self.gpu.read_range(&self.scratch.logits, 0, bytes).await?;
+        Ok(bytemuck::allocation::pod_collect_to_vec(&bytes))
+    }
+
     /// Widths and sizes on the device.
     pub fn layout(&self) -> &Layout {
         &self.layout

@@ -67,6 +67,13 @@ pub struct WasmEngine {
     place: Rc<Place>,
 }
 
+#[cfg(feature = "browser-tests")]
+impl WasmEngine {
+    pub(super) fn model(&self) -> Arc<Model> {
+        self.place.engine.model().clone()
+    }
+}
+
 #[wasm_bindgen]
 impl WasmEngine {
     /// Loads the model that some files are: `config.json`, `tokenizer.json` and the weights. Weights go to the device in

@@ -50,3 +50,11 @@ pub fn conformance(name: String) -> js_sys::Promise {
 pub fn panics() -> js_sys::Promise {
     error::promise(async { panic!("as a test asked") })
 }
+
+/// Logits of the step that an engine ran last.
+#[cfg(feature = "browser-tests")]
+#[wasm_bindgen(unchecked_return_type = "Promise<Float32Array>")]
+pub fn logits(engine: &WasmEngine) -> js_sys::Promise {
+    let model = engine.model();
+    error::promise(async move { Ok(js_sys::Float32Array::from(model.logits().await?.as_slice()).into()) })
+}

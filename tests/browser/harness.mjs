@@ -23,17 +23,10 @@ export const pocket = JSON.parse(await readFile(join(root, "tests/fixtures/pocke
 
 const PAGE = `<!doctype html><meta charset="utf-8"><title>cedra</title><link rel="icon" href="data:,">
 <script type="module">
-  import "/tests/lazy.js";
   import * as cedra from "/pkg/dist/index.js";
   Object.assign(globalThis, cedra, { ready: true });
-  /** The golden model, row by row: that takes the fewest pipelines, and every row's bits are the same. */
-  globalThis.load = ({ worker = true, ...options } = {}) =>
-    cedra.Engine.load("/golden/", {
-      context: 256,
-      chunk: 1,
-      worker: worker === true ? new Worker("/tests/worker.js", { type: "module" }) : worker,
-      ...options,
-    });
+  /** The golden model. It reads row by row, unless told otherwise: the software GPU takes seconds to compile a kernel for several. */
+  globalThis.load = (options) => cedra.Engine.load("/golden/", { context: 256, chunk: 1, ...options });
   /** What a call rejects with, as plain data. */
   globalThis.refusal = (call) => call.then(
     (value) => { throw new Error("not refused: " + JSON.stringify(value)); },
@@ -58,10 +51,6 @@ export async function start(mounts = {}) {
     "/golden/": join(root, "tests/fixtures/golden/ckpt_fp8fp4"),
     "/pocket/": join(root, "models/pocket"),
     "/examples/": join(root, "examples/web"),
-    "/tests/": new Map([
-      ["lazy.js", await readFile(join(root, "tests/browser/lazy.js"))],
-      ["worker.js", Buffer.from('import "/tests/lazy.js"; import "/pkg/dist/worker.js";')],
-    ]),
     "/": new Map([["page.html", Buffer.from(PAGE)]]),
   });
   const launch = () =>
@@ -90,12 +79,10 @@ export async function start(mounts = {}) {
       await page.goto(`${server.url}/page.html`);
       return ready(page);
     },
-    /** A new tab without the package, in which engines make their pipelines late. */
+    /** A new tab without the package. */
     bare: async () => {
       const page = await context.newPage();
       page.setDefaultTimeout(120_000);
-      const worker = 'import "/tests/lazy.js"; import "/pkg/dist/worker.js?itself";';
-      await page.route(/worker\.js$/, (route) => route.fulfill({ contentType: "text/javascript", body: worker }));
       return page;
     },
     reload: async (page) => {

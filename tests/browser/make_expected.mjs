@@ -3,7 +3,7 @@
 // The prompts are numbers, not texts: they reach every phase of a group and go beyond the window. The first is short, so that it does not matter how it is read.
 
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -17,11 +17,24 @@ const run = (tokens, ...rest) => {
 };
 const prompt = (length, a) => [0, ...Array.from({ length: length - 1 }, (_, i) => 3 + ((i * i * a + i * 13 + 5) % 300))];
 
+/** Logits after a text, of which every layer has read everything. */
+const logits = (tokens) => {
+  const [ids, out] = [join(scratch, "ids"), join(scratch, "trace.safetensors")];
+  writeFileSync(ids, tokens.join(" "));
+  execFileSync(binary, ["trace", "--model", model, "--tokens", ids, "--out", out, "--layers", "11..12", "--device", "gpu"]);
+  const bytes = readFileSync(out);
+  const start = 8 + Number(bytes.readBigUInt64LE());
+  const { shape, data_offsets: [from] } = JSON.parse(bytes.toString("utf8", 8, start))["top.logits"];
+  const vocabulary = shape.at(-1);
+  const last = start + from + 4 * vocabulary * (tokens.length - 1);
+  return Array.from({ length: vocabulary }, (_, i) => Number(bytes.readFloatLE(last + 4 * i).toPrecision(7)));
+};
+
 const cases = [];
 for (const [length, a, prefill] of [[5, 7, "exact"], [40, 11, "bounded"]]) {
   const ids = prompt(length, a);
   const { ids: made, text, finish } = run(ids, "--prefill", prefill, "--max-tokens", "32", "--device", "cpu");
-  cases.push({ prompt: ids, prefill, ids: made, text, finish });
+  cases.push({ prompt: ids, prefill, ids: made, text, finish, logits: logits(ids) });
 }
 
 // A session that is left and found again: two runs of the program, with a store between them.
