@@ -165,10 +165,12 @@ pub enum Error {
         message: String,
     },
     /// A store has no room for what was to be saved; it has what it had.
-    #[error("store {store} is full: {} bytes left", available.map_or("an unknown number of".into(), |bytes| bytes.to_string()))]
+    #[error("store {store} is full: {} bytes needed, {} left", known(*needed), known(*available))]
     StoreFull {
         /// Where the store is.
         store: String,
+        /// Bytes that were still to be written, where it is known.
+        needed: Option<u64>,
         /// Bytes that would still fit, where it is known.
         available: Option<u64>,
     },
@@ -184,6 +186,11 @@ pub enum Error {
         /// What was asked for.
         what: String,
     },
+}
+
+/// A number of bytes for a message.
+fn known(bytes: Option<u64>) -> String {
+    bytes.map_or("an unknown number of".into(), |bytes| bytes.to_string())
 }
 
 impl Error {

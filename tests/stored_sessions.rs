@@ -208,6 +208,9 @@ impl Store for Spoilt {
     fn put<'a>(&'a self, records: &'a [Record]) -> LocalBoxFuture<'a, Result<(), Error>> {
         self.store.put(records)
     }
+    fn release<'a>(&'a self, records: &'a [RecordId]) -> LocalBoxFuture<'a, Result<(), Error>> {
+        self.store.release(records)
+    }
     fn commit<'a>(
         &'a self,
         session: &'a str,

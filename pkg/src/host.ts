@@ -11,12 +11,15 @@ interface Open {
   wasm: WasmSession;
   /** Where `save` writes. */
   home?: { store: StoreRef; name: string; unlock: () => void };
-  /** Whether the store has the session as it is. */
-  persisted: boolean;
+  /** How often the text was changed otherwise than by tokens that were made. */
+  changes: number;
+  /** What the store has: the text after so many changes, with so many tokens. */
+  kept?: { changes: number; tokens: number };
+  /** Why it could not be kept, the last time that was tried. */
   storeError?: CedraError;
   stream?: Stream;
-  /** What writes to the store right now. */
-  saving?: Promise<unknown>;
+  /** The last of the saves that have not ended. */
+  saving?: Promise<void>;
 }
 
 interface Stream {
@@ -98,9 +101,10 @@ export class Host implements Link {
       if (name === undefined || !store) return state(this.#adopt(engine.session()));
       const unlock = await this.#lock(store, name);
       try {
-        const { wasm, persisted, storeError } = await this.#find(engine, store, name);
+        const { wasm, saved, storeError } = await this.#find(engine, store, name);
         const session = this.#adopt(wasm);
-        Object.assign(session, { home: { store, name, unlock }, persisted, ...(storeError && { storeError }) });
+        Object.assign(session, { home: { store, name, unlock }, ...(storeError && { storeError }) });
+        if (saved) session.kept = { changes: session.changes, tokens: wasm.length };
         return state(session);
       } catch (thrown) {
         unlock();
@@ -134,7 +138,7 @@ export class Host implements Link {
       const session = this.#session(id);
       await this.#takeOver(session);
       const ids = typeof text === "string" ? this.#encode(session, text, special) : text;
-      session.persisted = false;
+      session.changes++;
       const done = await session.wasm.append(ids, {
         ...options,
         ...(signal && { signal }),
@@ -146,7 +150,6 @@ export class Host implements Link {
     generate: async ({ session: id, stop, ...options }, { signal }) => {
       const session = this.#session(id);
       await this.#takeOver(session);
-      session.persisted = false;
       const abort = new AbortController();
       const stream: Stream = { id: ++this.#numbers, session, wasm: undefined as never, abort, busy: true };
       if (stop?.length) stream.stop = new StopMatcher(stop);
@@ -193,7 +196,7 @@ export class Host implements Link {
     truncate: async ({ session: id, length, replay }) => {
       const session = this.#session(id);
       await this.#takeOver(session);
-      session.persisted = false;
+      session.changes++;
       await session.wasm.truncate(length, replay);
       return state(session);
     },
@@ -205,33 +208,17 @@ export class Host implements Link {
       return { fork: state(fork), state: state(session) };
     },
 
-    save: async ({ session: id, name, store, rings }) => {
+    save: ({ session: id, ...to }) => {
       const session = this.#session(id);
-      const to = { store: store ?? session.home?.store, name: name ?? session.home?.name };
-      if (!to.store || to.name === undefined) {
-        throw new CedraError("ARGUMENT", "the session has no name or no store to be saved in", { name: to.name, store: to.store });
-      }
-      await this.#takeOver(session);
-      const moves = to.store.kind !== session.home?.store.kind || to.store.name !== session.home.store.name || to.name !== session.home.name;
-      const home = moves
-        ? { store: to.store, name: to.name, unlock: await this.#lock(to.store, to.name) }
-        : session.home!;
-      const length = session.wasm.length;
-      try {
-        const saving = this.#store(home.store).then((store) => session.wasm.save(store, home.name, rings));
-        session.saving = saving;
-        const { records, bytes } = await saving;
-        if (moves) {
-          session.home?.unlock();
-          session.home = home;
-        }
-        session.persisted = session.wasm.length === length;
-        delete session.storeError;
-        return { records, bytes, state: state(session) };
-      } catch (thrown) {
-        if (moves) home.unlock();
-        throw thrown;
-      }
+      // One after the other, each with the text of its turn; a stream goes on.
+      const saving = session.saving ? session.saving.then(() => this.#save(session, to)) : this.#save(session, to);
+      const over = saving
+        .then(() => {}, () => {})
+        .then(() => {
+          if (session.saving === over) delete session.saving;
+        });
+      session.saving = over;
+      return saving;
     },
 
     close: async ({ session }) => {
@@ -239,6 +226,34 @@ export class Host implements Link {
       return undefined;
     },
   };
+
+  async #save(session: Open, { name, store, rings }: Omit<Args<"save">, "session">): Promise<Result<"save">> {
+    const to = { store: store ?? session.home?.store, name: name ?? session.home?.name };
+    if (!to.store || to.name === undefined) {
+      throw new CedraError("ARGUMENT", "the session has no name or no store to be saved in", { name: to.name, store: to.store });
+    }
+    const moves = to.store.kind !== session.home?.store.kind || to.store.name !== session.home.store.name || to.name !== session.home.name;
+    const home = moves
+      ? { store: to.store, name: to.name, unlock: await this.#lock(to.store, to.name) }
+      : session.home!;
+    try {
+      const place = await this.#store(home.store);
+      const { changes } = session;
+      const { records, bytes, tokens } = await session.wasm.save(place, home.name, rings);
+      if (moves) {
+        session.home?.unlock();
+        session.home = home;
+      }
+      session.kept = { changes, tokens };
+      delete session.storeError;
+      return { records, bytes, tokens, state: state(session) };
+    } catch (thrown) {
+      if (moves) home.unlock();
+      const error = asCedraError(thrown);
+      if (unstored(error)) session.storeError = error;
+      throw error;
+    }
+  }
 
   #lock({ kind, name: store }: StoreRef, name: string): Promise<() => void> {
     return lockSession(kind === "memory" ? `memory/${this.#own}/${store}` : `${kind}/${store}`, name);
@@ -256,19 +271,19 @@ export class Host implements Link {
   }
 
   #adopt(wasm: WasmSession): Open {
-    const session: Open = { id: ++this.#numbers, wasm, persisted: false };
+    const session: Open = { id: ++this.#numbers, wasm, changes: 0 };
     this.#sessions.set(session.id, session);
     return session;
   }
 
   /** The saved session, a new one, or a new one that cannot be saved because there is no storage. */
-  async #find(engine: WasmEngine, ref: StoreRef, name: string): Promise<Pick<Open, "wasm" | "persisted" | "storeError">> {
+  async #find(engine: WasmEngine, ref: StoreRef, name: string): Promise<Pick<Open, "wasm" | "storeError"> & { saved: boolean }> {
     try {
-      return { wasm: await engine.open(await this.#store(ref), name), persisted: true };
+      return { wasm: await engine.open(await this.#store(ref), name), saved: true };
     } catch (thrown) {
       const error = asCedraError(thrown);
-      if (error.code === "NO_SESSION") return { wasm: engine.session(), persisted: false };
-      if (error.code === "STORE" || error.code === "QUOTA") return { wasm: engine.session(), persisted: false, storeError: error };
+      if (error.code === "NO_SESSION") return { wasm: engine.session(), saved: false };
+      if (unstored(error)) return { wasm: engine.session(), saved: false, storeError: error };
       throw error;
     }
   }
@@ -315,9 +330,9 @@ export class Host implements Link {
       session.stream.abort.abort();
       this.#forget(session.stream);
     }
+    // What is being saved, or waits to be, is saved first; and nobody else writes before.
+    if (session.saving) await session.saving;
     session.wasm.close();
-    // Nobody else writes before the last save is done, well or not.
-    await session.saving?.catch(() => {});
     session.home?.unlock();
   }
 }
@@ -338,9 +353,13 @@ async function abortable<T>(stream: Stream, signal: AbortSignal | undefined, wor
 const ended = (): CedraError => new CedraError("SESSION_BUSY", "another call on the session has ended this answer");
 const busy = (): CedraError => new CedraError("SESSION_BUSY", "the session is making an answer");
 
+/** Whether an error says that a store does not take what it is given. */
+const unstored = ({ code }: CedraError): boolean => code === "STORE" || code === "QUOTA";
+
 function state(session: Open): SessionState {
   const { length, remaining, reused, replayed, layerRows } = session.wasm;
-  const { id, persisted, storeError } = session;
+  const { id, kept, changes, storeError } = session;
+  const persisted = kept?.changes === changes && kept.tokens === length;
   return { session: id, length, remaining, reused, replayed, layerRows, persisted, ...(storeError && { storeError: toWire(storeError) }) };
 }
 

@@ -120,7 +120,7 @@ export interface Calls {
   fork: { args: { session: number }; result: { fork: SessionState; state: SessionState }; progress: never };
   save: {
     args: { session: number; name?: string; store?: StoreRef; rings?: string };
-    result: { records: number; bytes: number; state: SessionState };
+    result: { records: number; bytes: number; tokens: number; state: SessionState };
     progress: never;
   };
   close: { args: { session: number }; result: undefined; progress: never };

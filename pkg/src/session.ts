@@ -47,8 +47,8 @@ export interface Piece {
 }
 
 /**
- * An answer while it is made; iterate over it once. Leaving the loop ends it and keeps what was made. Any other call on the session
- * ends an answer that nobody waits for at that moment, and is refused with `SESSION_BUSY` while the next piece is being made.
+ * An answer while it is made; iterate over it once. Leaving the loop ends it and keeps what was made. Any other call on the session,
+ * but `save`, ends an answer that nobody waits for at that moment, and is refused with `SESSION_BUSY` while the next piece is being made.
  */
 export class Answer implements AsyncIterableIterator<Piece> {
   readonly #pieces: AsyncGenerator<Piece, undefined>;
@@ -198,9 +198,13 @@ export class Session {
     return new Session(this.#link, fork);
   }
 
-  /** Writes what the store does not have yet. What was saved before stays whole until this has succeeded. */
-  async save(options: SaveOptions = {}): Promise<{ records: number; bytes: number }> {
-    const { state, ...written } = await this.#link.call("save", { session: this.#id, ...options });
+  /**
+   * Writes what the store does not have yet, of the text as it is now: `tokens` of it. An answer that is being made goes on
+   * meanwhile, and so may everything else. What was saved before stays whole until this has succeeded; a store without room
+   * refuses with `QUOTA`, and `storeError` says so from then on.
+   */
+  async save(options: SaveOptions = {}): Promise<{ records: number; bytes: number; tokens: number }> {
+    const { state, ...written } = await this.#tracked(this.#link.call("save", { session: this.#id, ...options }));
     this.#state = state;
     return written;
   }

@@ -54,7 +54,7 @@ export interface WasmSession {
   }): Promise<WasmGeneration>;
   truncate(length: number, replay?: string): Promise<void>;
   fork(): Promise<WasmSession>;
-  save(store: WasmStore, name: string, rings?: string): Promise<{ records: number; bytes: number }>;
+  save(store: WasmStore, name: string, rings?: string): Promise<{ records: number; bytes: number; tokens: number }>;
   close(): void;
 }
 

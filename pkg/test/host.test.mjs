@@ -56,9 +56,10 @@ class Counting {
   }
   async save(store, name) {
     if (store.fails) throw store.fails;
-    store.saved.set(name, [...this.tokens]);
+    const tokens = [...this.tokens];
     await store.pause;
-    return { records: 1, bytes: this.tokens.length };
+    store.saved.set(name, tokens);
+    return { records: 1, bytes: tokens.length, tokens: tokens.length };
   }
   close() {
     this.closed = true;
@@ -196,6 +197,50 @@ test("persisted says whether the store has the text as it is", async () => {
   assert.deepEqual([again.length, again.persisted], [3, true]);
 });
 
+test("a save runs beside an answer, and the next one after it", async () => {
+  const { open, store, made } = await setUp();
+  const session = await open({ name: "a", store: memory });
+  await session.append([1]);
+  const answer = session.generate({ maxTokens: 4 });
+  await answer.next();
+  let go;
+  store.pause = new Promise((done) => (go = done));
+  const saves = [session.save(), session.save()];
+  const busy = answer.next();
+  saves.push(session.save());
+  await busy;
+  await answer.next();
+  assert.equal(store.saved.size, 0);
+  go();
+  const tokens = (await Promise.all(saves)).map(({ tokens }) => tokens);
+  assert.equal(tokens[0], 2);
+  assert.ok(tokens[1] >= 4 && tokens[2] >= tokens[1], `each has the text of its turn: ${tokens}`);
+  assert.equal(session.persisted, tokens[2] === session.length);
+  assert.equal(await collect(answer), "5 ");
+  assert.deepEqual([made[0].generations[0].left, session.length, session.persisted], [0, 5, false]);
+  assert.deepEqual([await session.save(), session.persisted], [{ records: 1, bytes: 5, tokens: 5 }, true]);
+});
+
+test("a store that refuses is told of until it takes a save; the answer goes on", async () => {
+  const { open, store } = await setUp();
+  const session = await open({ name: "a", store: memory });
+  await session.append([1]);
+  const answer = session.generate({ maxTokens: 2 });
+  await answer.next();
+  store.fails = Object.assign(new Error("full"), { code: "STORE_FULL", data: { needed: 5, available: 3 } });
+  const error = await refused(session.save());
+  assert.deepEqual([error.code, error.data], ["QUOTA", { needed: 5, available: 3 }]);
+  assert.deepEqual([session.persisted, session.storeError.code], [false, "QUOTA"]);
+  assert.equal(await collect(answer), "3 ");
+  assert.equal(session.storeError.data.needed, 5);
+  delete store.fails;
+  await session.save();
+  assert.deepEqual([session.persisted, session.storeError], [true, undefined]);
+  store.fails = Object.assign(new Error("full"), { code: "STORE_FULL", data: {} });
+  await refused(session.save());
+  assert.deepEqual([session.persisted, session.storeError.code], [true, "QUOTA"], "the store still has the text as it is");
+});
+
 test("a name has one session at a time, whatever fails in between", async () => {
   const { open, host } = await setUp();
   const a = await open({ name: "a", store: memory });
@@ -222,11 +267,13 @@ test("a name is free only when what is being saved under it is saved", async () 
   store.pause = new Promise((done) => (go = done));
   const save = session.save();
   await turn();
+  const another = session.save();
   const close = session.close();
+  assert.equal((await refused(session.append([1]))).code, "SESSION_CLOSED");
   await turn();
   assert.equal((await refused(open({ name: "a", store: memory }))).code, "SESSION_BUSY");
   go();
-  await Promise.all([save, close]);
+  await Promise.all([save, another, close]);
   await (await open({ name: "a", store: memory })).close();
 });
 

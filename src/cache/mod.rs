@@ -91,6 +91,12 @@ pub fn history(config: &Config) -> usize {
     config.engram.as_ref().map_or(0, |engram| engram.max_ngram_size - 1)
 }
 
+/// Raw ids before what follows `tokens`, newest first: what a step must know of them.
+pub fn history_before(config: &Config, tokens: &[u32]) -> Vec<u32> {
+    let id = |back: usize| tokens.len().checked_sub(back).map_or(BEFORE_TEXT, |at| tokens[at]);
+    (1..=history(config)).map(id).collect()
+}
+
 impl Cache {
     /// An empty text's cache.
     ///

@@ -3,7 +3,7 @@
 //! The pool grows by whole slabs. A page goes back to it with its last handle; the lowest free place is taken first, so that a
 //! session's pages lie side by side.
 
-use crate::gpu::{Buffer, Gpu, MemoryKind, Recording};
+use crate::gpu::{Buffer, Copied, Gpu, MemoryKind, Recording};
 use crate::kernels::cache_append::page_place;
 use crate::layout::PoolLayout;
 use crate::Result;
@@ -150,6 +150,17 @@ impl PagePool {
         let places: Vec<_> = pages.iter().map(|page| self.at(page)).collect();
         let parts: Vec<_> = places.iter().map(|(slab, at)| (slab, *at, bytes)).collect();
         gpu.read_parts(&parts).await
+    }
+
+    /// As [`PagePool::read`], beside other work: the bytes are taken later.
+    ///
+    /// # Errors
+    /// As [`Gpu::copy_out`].
+    pub fn copy_out(&self, gpu: &Gpu, pages: &[Page]) -> Result<Copied> {
+        let bytes = 4 * self.layout.page_words as u64;
+        let places: Vec<_> = pages.iter().map(|page| self.at(page)).collect();
+        let parts: Vec<_> = places.iter().map(|(slab, at)| (slab, *at, bytes)).collect();
+        gpu.copy_out(&parts)
     }
 
     /// Fills a page of one's own.

@@ -409,6 +409,7 @@ impl Place {
             }
         }
         drop(writing);
+        pollster::block_on(self.session.settle_async())?;
         let kept = self.keep()?;
         let unsaid = self.session.tokens()[before + voice.tokens()..].iter();
         for &id in unsaid.take_while(|id| !request.stop_ids.contains(id)) {
@@ -430,7 +431,7 @@ impl Place {
         let written = self.session.save(&self.store, &self.name, self.rings)?;
         Ok(Kept {
             name: self.name.clone(),
-            tokens: self.session.len(),
+            tokens: written.tokens,
             read: self.read,
             reused: self.session.reused(),
             replayed: self.session.replayed(),

@@ -16,7 +16,7 @@ pub struct Counters {
     pub dispatches_by_kernel: BTreeMap<String, u64>,
     /// Whole-buffer reads that the host waited for.
     pub blocking_readbacks: u64,
-    /// Payloads taken from readback rings.
+    /// Payloads that came back beside other work: from readback rings, and copies for what is saved.
     pub readbacks: u64,
     /// Times that the host waited for a readback ring, because it ran too far ahead.
     pub waits: u64,

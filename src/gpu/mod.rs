@@ -7,6 +7,7 @@
 //! The first error that the device reports is kept: from then on `submit` and `read` fail with it.
 
 mod buffer;
+mod copied;
 mod counters;
 mod device;
 mod pipeline;
@@ -17,6 +18,7 @@ mod shaders;
 mod wait;
 
 pub use buffer::{Buffer, MemoryKind};
+pub use copied::Copied;
 pub use counters::Counters;
 pub use device::{DeviceOptions, FeatureUse, Features, Gpu};
 pub use pipeline::{Binding, Bound, Pipeline};

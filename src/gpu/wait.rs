@@ -54,6 +54,34 @@ impl Gpu {
         polled.map(|_| ()).map_err(|error| Error::Device { message: error.to_string() })
     }
 
+    /// Awaits an answer of the device without blocking for it: outside a browser nobody calls back unless somebody looks, so it
+    /// looks, for a moment each time.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) async fn awaited<F: Future + Unpin>(&self, mut answer: F) -> Result<F::Output> {
+        use futures::FutureExt;
+        use std::task::Poll;
+        const MOMENT: std::time::Duration = std::time::Duration::from_micros(200);
+        std::future::poll_fn(|context| {
+            if let Err(error) = self.poll() {
+                return Poll::Ready(Err(error));
+            }
+            if let Poll::Ready(output) = answer.poll_unpin(context) {
+                return Poll::Ready(Ok(output));
+            }
+            // It is not done yet, or it is: the next look tells.
+            let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout: Some(MOMENT) });
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Awaits an answer of the device: the event loop calls back.
+    #[cfg(target_arch = "wasm32")]
+    pub(super) async fn awaited<F: Future + Unpin>(&self, answer: F) -> Result<F::Output> {
+        Ok(self.answer(answer).await)
+    }
+
     /// Awaits an answer of the device, after [`Gpu::wait`].
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) async fn answer<F: Future>(&self, answer: F) -> F::Output {

@@ -1,6 +1,7 @@
 //! The layers, wired from kernels: loading ([`weights`]), the plan of the device's memory ([`MemoryPlan`]), and the step that
 //! prefill and decoding share ([`Sequence`]).
 
+mod moment;
 pub mod pack;
 mod plan;
 mod scratch;
@@ -12,6 +13,7 @@ mod trace;
 pub mod weights;
 
 pub use crate::layout::Options;
+pub use moment::{Moment, Past};
 pub use plan::MemoryPlan;
 pub use sequence::{Finish, Generation, Progress, Sequence, Standing};
 pub use step::LayerRows;

@@ -3,12 +3,12 @@
 //! Making a token is one submission. The host records steps ahead of the device and takes sampled ids back in batches; it
 //! never waits for the step that it has just sent.
 
+use super::moment::Ahead;
 use super::plan::{READBACK_SLOTS, READBACK_TOKENS};
 use super::step::{LayerRows, Rows, StepKernels};
 use super::{Model, POISON};
-use crate::cache::{history, Cache, Page, Pages, OUT_RING};
+use crate::cache::{history_before, Cache, Page, Pages, OUT_RING};
 use crate::gpu::{Gpu, ReadbackRing, Recording};
-use crate::kernels::engram_gather::BEFORE_TEXT;
 use crate::kernels::Step;
 use crate::layout::PAGE_TOKENS;
 use crate::reading::{Depth, Floors, Prefill, Reading, Replay};
@@ -20,8 +20,8 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 /// Status of a sampled token's record (see `sample.wgsl`).
-const STOPPED: u32 = 1;
-const NON_FINITE: u32 = 2;
+pub(super) const STOPPED: u32 = 1;
+pub(super) const NON_FINITE: u32 = 2;
 
 /// Steps that may be on their way: enough to keep the device busy while the host reads, few enough to stop soon.
 const AHEAD: usize = 2 * READBACK_TOKENS;
@@ -194,8 +194,8 @@ impl Sequence {
         self.cached.max(self.kept)
     }
 
-    /// What is needed, besides pages, rings and remainders, to make this sequence again. Nothing must be on its way: after
-    /// [`Sequence::settle_async`].
+    /// What is needed, besides pages, rings and remainders, to make this sequence again, by what the host knows: of steps that
+    /// are on their way, [`Sequence::moment_async`] tells.
     pub fn standing(&self) -> Standing {
         let Self { cached, floors, kept, generator, .. } = *self;
         Standing { cached, paged: self.paged(), floors, kept, generator }
@@ -203,8 +203,15 @@ impl Sequence {
 
     /// Raw ids before the tokens that wait, newest first: what a step must know of them.
     pub fn history(&self) -> Vec<u32> {
-        let id = |back: usize| self.cached.checked_sub(back).map_or(BEFORE_TEXT, |at| self.tokens[at]);
-        (1..=history(&self.model.config)).map(id).collect()
+        history_before(&self.model.config, &self.tokens[..self.cached])
+    }
+
+    /// Steps that a generation has sent and that the host knows nothing of yet.
+    pub(super) fn ahead(&self) -> Ahead {
+        self.run.as_ref().filter(|run| run.finish.is_none()).map_or(Ahead::default(), |run| Ahead {
+            slot: (run.drawn as usize + run.received) % OUT_RING,
+            steps: run.submitted - run.received,
+        })
     }
 
     /// Whether rings and remainders are those of the text.
@@ -580,11 +587,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Ends what was left: takes what a run's submitted steps made into the text, and of a reading what was read.
-    ///
-    /// # Errors
-    /// [`Error::NonFinite`] from a run that was left; the device's errors.
-    pub async fn settle_async(&mut self) -> Result<()> {
+    /// Ends a reading that was left: what was read stays.
+    pub(super) async fn settle_reading(&mut self) -> Result<()> {
         if let Some(before) = self.reading.take() {
             while self.readback.in_flight() > 0 {
                 self.readback.oldest(&self.model.gpu).await?;
@@ -594,6 +598,15 @@ impl Sequence {
                 (self.floors, self.windows) = (before.floors, before.windows);
             }
         }
+        Ok(())
+    }
+
+    /// Ends what was left: takes what a run's submitted steps made into the text, and of a reading what was read.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] from a run that was left; the device's errors.
+    pub async fn settle_async(&mut self) -> Result<()> {
+        self.settle_reading().await?;
         let Some(run) = self.run.as_mut() else { return Ok(()) };
         // Steps that no readback covers yet: those since the last batch.
         let (slot, count) = run.uncovered();
@@ -707,6 +720,11 @@ impl Generation<'_> {
 
     /// The sequence.
     pub fn sequence(&self) -> &Sequence {
+        self.sequence
+    }
+
+    /// The sequence, to look at between two tokens.
+    pub(crate) fn sequence_mut(&mut self) -> &mut Sequence {
         self.sequence
     }
 

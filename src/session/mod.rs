@@ -8,7 +8,7 @@ pub mod prefix;
 mod save;
 
 pub use crate::snapshot::Written;
-pub use save::{geometry, Rings};
+pub use save::{geometry, Rings, Snapshot};
 
 use crate::cache::Pages;
 use crate::checkpoint::Fingerprint;
@@ -103,7 +103,8 @@ impl Engine {
         let number = self.sessions.get();
         self.sessions.set(number + 1);
         self.live.borrow_mut().insert(number, sequence.pages().clone());
-        let session = Session { engine: self.clone(), number, sequence: Some(sequence), saved: vec![], reused: 0 };
+        let ledger = Rc::default();
+        let session = Session { engine: self.clone(), number, sequence: Some(sequence), ledger, reused: 0 };
         session.publish();
         session
     }
@@ -119,8 +120,7 @@ impl Engine {
         let sequence = session.sequence()?.fork_async().await?;
         session.publish();
         let mut fork = self.adopt(sequence);
-        // What the session has saved can be named by the fork's manifest too.
-        fork.saved.clone_from(&session.saved);
+        fork.ledger = session.ledger.forked();
         fork.reused = session.reused;
         Ok(fork)
     }
@@ -143,7 +143,7 @@ pub struct Session {
     /// None once the session is closed.
     sequence: Option<Sequence>,
     /// What the last commit to each store holds.
-    saved: Vec<save::Committed>,
+    ledger: Rc<save::Ledger>,
     reused: usize,
 }
 
@@ -273,17 +273,17 @@ impl Session {
         request.validate(engine.model.config().vocab_size)?;
         check_room(sequence.len(), request.max_tokens, engine.model.layout().context)?;
         let generation = sequence.generate_async(request).await?;
-        Ok(Writing { generation, engine, number })
+        Ok(Writing { generation, engine, number, ledger: &self.ledger })
     }
 
     /// The generation that was begun last and that nothing has ended, for callers that keep no [`Writing`] between two tokens.
     pub fn writing(&mut self) -> Option<Writing<'_>> {
         let (engine, number) = (&self.engine, self.number);
         let generation = self.sequence.as_mut()?.generation()?;
-        Some(Writing { generation, engine, number })
+        Some(Writing { generation, engine, number, ledger: &self.ledger })
     }
 
-    /// Ends a generation that was left; its tokens are in the text. Every other call begins with this.
+    /// Ends a generation that was left; its tokens are in the text. Every call that changes the text begins with this.
     ///
     /// # Errors
     /// [`Error::Closed`], and as [`Sequence::settle_async`].
@@ -298,12 +298,8 @@ impl Session {
     /// # Errors
     /// [`Error::Closed`], and as [`Sequence::truncate_async`].
     pub async fn truncate_async(&mut self, length: usize, replay: Replay) -> Result<()> {
-        let before = self.len();
         let done = self.sequence()?.truncate_async(length, replay).await;
-        if self.len() < before {
-            let length = self.len();
-            self.saved.iter_mut().for_each(|committed| committed.cut(length));
-        }
+        self.ledger.cut(self.len());
         self.publish();
         done
     }
@@ -405,6 +401,7 @@ pub struct Writing<'a> {
     generation: Generation<'a>,
     engine: &'a Rc<Engine>,
     number: u64,
+    ledger: &'a Rc<save::Ledger>,
 }
 
 impl Writing<'_> {

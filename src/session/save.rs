@@ -1,19 +1,25 @@
-//! Sessions in stores: saving what is new, and opening what was saved.
+//! Sessions in stores: saving what is new while the text goes on, and opening what was saved.
 
 use super::prefix::Owner;
-use super::{Engine, Session};
+use super::{Engine, Session, Writing};
 use crate::cache::Page;
-use crate::config::Role;
 use crate::gpu::Recording;
 use crate::layout::PAGE_TOKENS;
-use crate::model::{Model, Sequence, Standing};
+use crate::model::{Model, Moment, Past, Sequence, Standing};
 use crate::snapshot::{Geometry, Head, Manifest, PagePart, Reader, Saved, State, Writer, Written};
 use crate::store::Store;
 use crate::{Error, Result};
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
 
-/// Bytes of pages that are on their way to a store at a time.
-const BATCH: usize = 8 << 20;
+/// Bytes of pages that are copied off the device at a time, and how many copies may be under way.
+const BATCH: usize = 2 << 20;
+const UNDER_WAY: usize = 4;
+
+/// How often a save is tried that finds its records gone: another session of the store, of another tab perhaps, had the same
+/// ones and let go of them before this one's commit.
+const TRIES: usize = 4;
 
 /// What a save keeps of the window rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,15 +33,50 @@ pub enum Rings {
 
 /// What a session's last commit to a store holds.
 #[derive(Debug, Clone)]
-pub(super) struct Committed {
+struct Committed {
     store: Rc<dyn Store>,
     saved: Saved,
 }
 
-impl Committed {
+/// What the stores have of a session. Shared with its saves under way, which end when they end.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    committed: RefCell<Vec<Committed>>,
+    /// Of each save under way: how short the text has been since.
+    cuts: RefCell<Vec<Weak<Cell<usize>>>>,
+}
+
+impl Ledger {
+    /// A fork has what the session has saved: its manifest can name it, too.
+    pub(super) fn forked(&self) -> Rc<Self> {
+        Rc::new(Self { committed: self.committed.clone(), cuts: RefCell::default() })
+    }
+
     /// The session was cut to `tokens` tokens.
-    pub(super) fn cut(&mut self, tokens: usize) {
-        self.saved = self.saved.clone().truncated(tokens);
+    pub(super) fn cut(&self, tokens: usize) {
+        for committed in self.committed.borrow_mut().iter_mut() {
+            committed.saved = committed.saved.clone().truncated(tokens);
+        }
+        self.cuts.borrow_mut().retain(|cut| {
+            let under_way = cut.upgrade();
+            under_way.is_some_and(|cut| {
+                cut.set(cut.get().min(tokens));
+                true
+            })
+        });
+    }
+
+    /// A save begins.
+    fn watch(&self) -> Rc<Cell<usize>> {
+        let cut = Rc::new(Cell::new(usize::MAX));
+        self.cuts.borrow_mut().push(Rc::downgrade(&cut));
+        cut
+    }
+
+    fn commit(&self, store: &Rc<dyn Store>, saved: Saved) {
+        let mut committed = self.committed.borrow_mut();
+        committed.retain(|known| !Rc::ptr_eq(&known.store, store));
+        committed.push(Committed { store: store.clone(), saved });
     }
 }
 
@@ -62,17 +103,6 @@ pub fn geometry(model: &Model) -> Geometry {
     }
 }
 
-/// Zeroes what a page with `tokens` tokens holds beyond them: another text's leftovers.
-fn blank(model: &Model, page: &mut [u32], tokens: usize) {
-    for (layer, part) in model.layout().page_parts.iter().enumerate() {
-        let Some(part) = part else { continue };
-        let entries = tokens / model.config().layers[layer].ratio;
-        let keys = part.at + part.entries * part.latent_words;
-        page[part.at + entries * part.latent_words..keys].fill(0);
-        page[keys + entries * part.key_words..part.at + part.words()].fill(0);
-    }
-}
-
 fn now() -> u64 {
     #[cfg(not(target_arch = "wasm32"))]
     let now =
@@ -82,32 +112,98 @@ fn now() -> u64 {
     now
 }
 
+/// A session as it was when the snapshot was taken, to be written to a store beside whatever the session does meanwhile: it may
+/// go on, be cut, forked and closed.
+#[derive(Debug)]
+pub struct Snapshot {
+    engine: Rc<Engine>,
+    moment: Moment,
+    saved_at: u64,
+    ledger: Rc<Ledger>,
+    /// What the stores had of the text then.
+    before: Vec<Committed>,
+    cut: Rc<Cell<usize>>,
+}
+
+pub(super) async fn take(
+    engine: &Rc<Engine>,
+    sequence: &mut Sequence,
+    ledger: &Rc<Ledger>,
+    rings: Rings,
+) -> Result<Snapshot> {
+    let moment = sequence.moment_async(rings == Rings::Saved).await?;
+    Ok(Snapshot {
+        engine: engine.clone(),
+        moment,
+        saved_at: now(),
+        ledger: ledger.clone(),
+        before: ledger.committed.borrow().clone(),
+        cut: ledger.watch(),
+    })
+}
+
+impl Snapshot {
+    /// Writes it under a name: what is new since the session's last save to this store, and one commit that makes it count.
+    /// Until then the store has what it had, and when it fails, what was written of it goes.
+    ///
+    /// # Errors
+    /// The device's and the store's.
+    pub async fn write_async(self, store: &Rc<dyn Store>, name: &str) -> Result<Written> {
+        let Self { engine, moment, saved_at, ledger, before, cut } = self;
+        let past = moment.past().await?;
+        let mut previous = before.iter().find(|known| Rc::ptr_eq(&known.store, store)).map(|known| &known.saved);
+        let mut tries = 1;
+        let (saved, written) = loop {
+            match write(&engine, &past, saved_at, &**store, name, previous).await {
+                // What the last save wrote went with the session that it was saved as, or somebody let go of what is new.
+                Err(Error::Session { .. }) if tries < TRIES => {
+                    tries += 1;
+                    previous = None;
+                }
+                done => break done?,
+            }
+        };
+        engine.know_stored(store, name, &past.tokens[..past.standing.paged.min(past.tokens.len())]);
+        ledger.commit(store, saved.truncated(cut.get()));
+        Ok(written)
+    }
+
+    /// [`Snapshot::write_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Snapshot::write_async`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn write(self, store: &Rc<dyn Store>, name: &str) -> Result<Written> {
+        pollster::block_on(self.write_async(store, name))
+    }
+}
+
 impl Session {
-    /// Saves the session under a name: what is new since its last save to this store is written, and one commit makes it
-    /// count. Until then the store has what it had.
+    /// The session as it is now, to be saved while it goes on. Of a generation it has the tokens of all steps that were sent,
+    /// the next few that the generation gives included; the generation goes on.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; the device's.
+    pub async fn snapshot_async(&mut self, rings: Rings) -> Result<Snapshot> {
+        let sequence = self.sequence.as_mut().ok_or(Error::Closed)?;
+        take(&self.engine, sequence, &self.ledger, rings).await
+    }
+
+    /// [`Session::snapshot_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Session::snapshot_async`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn snapshot(&mut self, rings: Rings) -> Result<Snapshot> {
+        pollster::block_on(self.snapshot_async(rings))
+    }
+
+    /// Saves the session as it is now under a name: a [`Snapshot`], written at once.
     ///
     /// # Errors
     /// [`Error::Closed`]; the device's and the store's.
     pub async fn save_async(&mut self, store: &Rc<dyn Store>, name: &str, rings: Rings) -> Result<Written> {
-        let engine = self.engine.clone();
-        self.sequence()?.settle_async().await?;
-        let (sequence, at) = (self.open_sequence()?, self.saved.iter().position(|c| Rc::ptr_eq(&c.store, store)));
-        let previous = at.map(|at| &self.saved[at].saved);
-        let (saved, written) = match write(&engine, sequence, &**store, name, rings, previous).await {
-            // The records of the last save went with the session that it was saved as.
-            Err(Error::Session { .. }) if previous.is_some() => {
-                write(&engine, sequence, &**store, name, rings, None).await?
-            }
-            done => done?,
-        };
-        let paged = sequence.paged().min(sequence.len());
-        engine.know_stored(store, name, &sequence.tokens()[..paged]);
-        let committed = Committed { store: store.clone(), saved };
-        match at {
-            Some(at) => self.saved[at] = committed,
-            None => self.saved.push(committed),
-        }
-        Ok(written)
+        self.snapshot_async(rings).await?.write_async(store, name).await
     }
 
     /// [`Session::save_async`], blocking.
@@ -120,79 +216,77 @@ impl Session {
     }
 }
 
+impl Writing<'_> {
+    /// As [`Session::snapshot_async`], between two tokens.
+    ///
+    /// # Errors
+    /// As [`Session::snapshot_async`].
+    pub async fn snapshot_async(&mut self, rings: Rings) -> Result<Snapshot> {
+        take(self.engine, self.generation.sequence_mut(), self.ledger, rings).await
+    }
+
+    /// [`Writing::snapshot_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Session::snapshot_async`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn snapshot(&mut self, rings: Rings) -> Result<Snapshot> {
+        pollster::block_on(self.snapshot_async(rings))
+    }
+}
+
 async fn write(
     engine: &Engine,
-    sequence: &Sequence,
+    past: &Past,
+    saved_at: u64,
     store: &dyn Store,
     name: &str,
-    rings: Rings,
     previous: Option<&Saved>,
 ) -> Result<(Saved, Written)> {
     let model = &*engine.model;
-    let (gpu, pool) = (model.gpu(), model.pool());
-    let standing = sequence.standing();
+    let Past { tokens, standing, pages, begun, windows } = past;
     let head = Head {
         fingerprint: engine.fingerprint,
         geometry: geometry(model),
-        tokens: sequence.tokens(),
+        tokens,
         cached: standing.cached,
         kept: standing.paged,
         floors: standing.floors,
         generator: standing.generator,
-        saved_at: now(),
+        saved_at,
     };
-    let mut writer = Writer::new(store, name, previous, head)?;
-    let pages = sequence.pages().with(|pages| pages.clone());
-    let page_words = pool.layout().page_words;
-    let batch = (BATCH / (4 * page_words).max(1)).max(1);
-    let new = writer.pages();
-    for first in new.clone().step_by(batch) {
-        let bytes = pool.read(gpu, &pages[first..new.end.min(first + batch)]).await?;
-        writer.feed(&bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&bytes)).await?;
-    }
-    let begun = standing.paged % PAGE_TOKENS;
-    let mut tail = None;
-    if begun > 0 && page_words > 0 {
-        let number = standing.paged / PAGE_TOKENS;
-        let bytes = pool.read(gpu, &pages[number..=number]).await?;
-        let mut words = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&bytes);
-        blank(model, &mut words, begun);
-        tail = Some(words);
-    }
-    let state = match sequence.has_windows() {
-        true => Some(state(model, sequence, &standing, rings).await?),
-        false => None,
+    let state = windows.as_ref().map(|(remainders, rings)| State {
+        remainders: remainders.clone(),
+        history: past.history(model),
+        rings: rings.clone(),
+    });
+    let mut writer = Writer::new(store, name, previous, head)?.expecting(state.as_ref());
+    let done = match feed(model, pages, &mut writer).await {
+        Ok(()) => writer.finish(begun.as_deref(), state.as_ref()).await,
+        Err(error) => Err(error),
     };
-    writer.finish(tail.as_deref(), state.as_ref()).await
+    if done.is_err() {
+        // Why the save failed is what is told; what this leaves goes when the store is next opened.
+        let _ = writer.abandon().await;
+    }
+    done
 }
 
-/// Remainders, history and, if they are to be saved, rings.
-async fn state(model: &Model, sequence: &Sequence, standing: &Standing, rings: Rings) -> Result<State> {
-    let cache = sequence.cache();
-    let whole = |buffer| {
-        let buffer: &crate::gpu::Buffer = buffer;
-        (buffer, 0, buffer.bytes())
-    };
-    let remainders: Vec<_> = cache.remainders.iter().flatten().map(whole).collect();
-    let kept: Vec<_> = cache.rings.iter().map(whole).filter(|_| rings == Rings::Saved).collect();
-    let split = remainders.iter().map(|(.., bytes)| *bytes as usize).sum::<usize>();
-    let bytes = model.gpu().read_parts(&[remainders, kept].concat()).await?;
-    let mut words: Vec<u32> = bytemuck::allocation::pod_collect_to_vec(&bytes);
-    let ring_words = words.split_off(split / 4);
-    // Slots that hold nothing of this text may hold anything, NaN bits too.
-    let mut remainders: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
-    let mut at = 0;
-    for layer in model.config().layers.iter().filter(|layer| layer.role == Role::Full) {
-        let row = 2 * model.config().head_dim;
-        for slot in 0..layer.ratio - 1 {
-            if slot >= standing.cached % layer.ratio {
-                remainders[at..at + row].fill(0.0);
-            }
-            at += row;
+/// Hands over the pages that are new, a few copies ahead of what is being written.
+async fn feed(model: &Model, pages: &[Page], writer: &mut Writer<'_>) -> Result<()> {
+    let (gpu, pool) = (model.gpu(), model.pool());
+    let batch = (BATCH / (4 * pool.layout().page_words).max(1)).max(1);
+    let mut batches = pages[writer.pages()].chunks(batch);
+    let mut copies = VecDeque::new();
+    loop {
+        while copies.len() < UNDER_WAY {
+            let Some(next) = batches.next() else { break };
+            copies.push_back(pool.copy_out(gpu, next)?);
         }
+        let Some(copy) = copies.pop_front() else { return Ok(()) };
+        let bytes = copy.bytes(gpu).await?;
+        writer.feed(&bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&bytes)).await?;
     }
-    let rings = (rings == Rings::Saved).then_some(ring_words);
-    Ok(State { remainders, history: sequence.history(), rings })
 }
 
 impl Engine {
@@ -238,8 +332,8 @@ impl Engine {
             _ => sequence.resume(tokens, pages, paged, generator),
         }
         let saved = reader.saved();
-        let mut session = self.adopt(sequence);
-        session.saved.push(Committed { store: store.clone(), saved });
+        let session = self.adopt(sequence);
+        session.ledger.commit(store, saved);
         Ok(session)
     }
 

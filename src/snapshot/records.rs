@@ -107,6 +107,12 @@ impl State {
     }
 }
 
+/// Bytes of a record of this state.
+pub(super) fn state_bytes(state: &State) -> u64 {
+    let rings = state.rings.as_ref().map_or(0, Vec::len);
+    16 + 4 * (state.remainders.len() + state.history.len() + rings) as u64
+}
+
 pub(super) fn write_state(state: &State) -> Vec<u8> {
     let mut out = Output::default();
     let rings = state.rings.as_deref().unwrap_or_default();

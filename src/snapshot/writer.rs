@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::bytes::Output;
-use super::records::{page_bytes, pages_bytes, write_page, write_pages, write_state, write_tail, write_tokens};
+use super::records::{
+    page_bytes, pages_bytes, state_bytes, tokens_bytes, write_page, write_pages, write_state, write_tail, write_tokens,
+};
 use super::{Generator, Geometry, Manifest, PageRun, RecordRef, State, TokenRun};
 use crate::checkpoint::Fingerprint;
 use crate::reading::Floors;
@@ -103,6 +105,8 @@ pub struct Written {
     pub bytes: u64,
     /// Complete pages in them.
     pub pages: usize,
+    /// Tokens of the text that was saved.
+    pub tokens: usize,
 }
 
 /// A save under way.
@@ -115,6 +119,8 @@ pub struct Writer<'a> {
     /// Words of complete pages that are in no record yet.
     pending: Vec<u32>,
     put: BTreeSet<RecordId>,
+    /// Bytes of the state record to come.
+    state_bytes: u64,
     written: Written,
 }
 
@@ -143,8 +149,9 @@ impl<'a> Writer<'a> {
             rings: false,
         };
         manifest.check_sizes().map_err(at_odds)?;
-        let (pending, put, written) = (vec![], BTreeSet::new(), Written::default());
-        let mut writer = Self { store, session, tokens, manifest, pending, put, written };
+        let written = Written { tokens: tokens.len(), ..Written::default() };
+        let (pending, put) = (vec![], BTreeSet::new());
+        let mut writer = Self { store, session, tokens, manifest, pending, put, state_bytes: 0, written };
         let same = |saved: &&Saved| {
             saved.fingerprint == writer.manifest.fingerprint && saved.geometry == writer.manifest.geometry
         };
@@ -155,6 +162,45 @@ impl<'a> Writer<'a> {
             writer.manifest.page_runs = saved.page_runs;
         }
         Ok(writer)
+    }
+
+    /// Says which state will be given in the end, so that an [`Error::StoreFull`] of before knows how much is still to come.
+    #[must_use]
+    pub fn expecting(mut self, state: Option<&State>) -> Self {
+        self.state_bytes = state.map_or(0, state_bytes);
+        self
+    }
+
+    /// Bytes that are still to be written: of records that the store lacks, and of the manifest.
+    fn needed(&self) -> u64 {
+        let (manifest, geometry) = (&self.manifest, &self.manifest.geometry);
+        let pages = (manifest.pages() - self.in_records()) as u64;
+        let logged = manifest.token_runs.last().map_or(0, |run| (run.first + run.used) as usize);
+        let tokens = (self.tokens.len() - logged) as u64;
+        let end = self.tokens.len() - manifest.tail_start();
+        let begun = if manifest.begun() { u64::from(geometry.page_words) } else { 0 };
+        let tail = if end > 0 && manifest.tail.is_none() { 12 + 4 * (end as u64 + begun) } else { 0 };
+        let state = if manifest.state.is_none() { self.state_bytes } else { 0 };
+        pages_bytes(geometry, pages) + tokens_bytes(tokens) + tail + state + manifest.to_bytes().len() as u64
+    }
+
+    /// A full store's refusal, with what was still to be written.
+    fn told(&self, error: Error) -> Error {
+        match error {
+            Error::StoreFull { store, available, .. } => {
+                Error::StoreFull { store, needed: Some(self.needed()), available }
+            }
+            other => other,
+        }
+    }
+
+    /// Gives up what was written: the save has failed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn abandon(self) -> Result<()> {
+        let records: Vec<RecordId> = self.put.into_iter().collect();
+        self.store.release(&records).await
     }
 
     /// Complete pages that have to be fed, in order.
@@ -223,15 +269,17 @@ impl<'a> Writer<'a> {
     async fn write(&mut self, out: Output) -> Result<RecordRef> {
         let record = Record::new(out.0);
         let reference = RecordRef { id: record.id(), bytes: record.bytes().len() as u32 };
-        if self.put.insert(reference.id) {
-            self.store.put(std::slice::from_ref(&record)).await?;
+        if !self.put.contains(&reference.id) {
+            let put = self.store.put(std::slice::from_ref(&record)).await;
+            put.map_err(|error| self.told(error))?;
+            self.put.insert(reference.id);
             self.written.records += 1;
             self.written.bytes += record.bytes().len() as u64;
         }
         Ok(reference)
     }
 
-    /// Writes the rest and commits: the page that has begun, if one has, and the state, if it is to be saved.
+    /// Writes the rest and commits: the page that has begun, if one has, and the state, if it is to be saved. Once.
     ///
     /// # Errors
     /// The store's. The session in the store is then what it was.
@@ -239,11 +287,12 @@ impl<'a> Writer<'a> {
     /// # Panics
     /// When not all pages were fed, a page that has begun is missing or is none, or the state has other sizes than the
     /// geometry gives it.
-    pub async fn finish(mut self, tail: Option<&[u32]>, state: Option<&State>) -> Result<(Saved, Written)> {
+    pub async fn finish(&mut self, tail: Option<&[u32]>, state: Option<&State>) -> Result<(Saved, Written)> {
         assert!(self.pages().is_empty(), "pages {:?} were not fed", self.pages());
         let page_words = self.manifest.geometry.page_words as usize;
         assert_eq!(tail.map(<[u32]>::len), self.manifest.begun().then_some(page_words), "the page that has begun");
         assert!(state.is_none_or(|state| state.fits(&self.manifest.geometry)), "sizes of the state");
+        self.state_bytes = state.map_or(0, state_bytes);
         self.write_run().await?;
 
         let start = self.manifest.tail_start();
@@ -262,7 +311,8 @@ impl<'a> Writer<'a> {
             self.manifest.rings = state.rings.is_some();
         }
         debug_assert_eq!(self.manifest.check(), Ok(()));
-        self.store.commit(self.session, &self.manifest.to_bytes(), &self.manifest.records()).await?;
+        let committed = self.store.commit(self.session, &self.manifest.to_bytes(), &self.manifest.records()).await;
+        committed.map_err(|error| self.told(error))?;
         Ok((Saved::new(&self.manifest, &self.tokens[..start]), self.written))
     }
 

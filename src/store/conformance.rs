@@ -23,6 +23,7 @@ pub async fn check(open: &mut Open<'_>) -> Result<()> {
     refusals(&*store).await?;
     sharing(&*store).await?;
     interleaved(&*store).await?;
+    released(&*store).await?;
     large(&*store).await?;
     drop(store);
     reopened(open).await
@@ -159,6 +160,22 @@ async fn interleaved(store: &dyn Store) -> Result<()> {
     store.commit("session", b"s", &ids(&[mine.clone(), ours.clone()])).await?;
     assert!(has(store, &mine).await? && has(store, &ours).await?);
     store.delete("session").await?;
+    assert_eq!(totals(store).await?, (0, 0, 0));
+    Ok(())
+}
+
+/// What a save that failed has put goes, unless a session names it or another save has put it, too.
+async fn released(store: &dyn Store) -> Result<()> {
+    let [mine, shared, named] = ["mine", "shared", "named"].map(record);
+    save(store, "session", "s", std::slice::from_ref(&named)).await?;
+    store.put(&[mine.clone(), shared.clone(), named.clone()]).await?;
+    store.put(std::slice::from_ref(&shared)).await?;
+    store.release(&ids(&[mine.clone(), shared.clone(), named.clone(), record("never put")])).await?;
+    assert!(!has(store, &mine).await? && has(store, &shared).await? && has(store, &named).await?);
+    store.delete("session").await?;
+    assert!(!has(store, &named).await?, "a record that was given up holds no longer");
+    store.release(&[shared.id()]).await?;
+    store.release(&[]).await?;
     assert_eq!(totals(store).await?, (0, 0, 0));
     Ok(())
 }

@@ -143,7 +143,8 @@ impl IndexedDbStore {
                     first = false;
                 }
                 Err(Failure::Browser(error)) if named(&error) == "QuotaExceededError" => {
-                    return Err(Error::StoreFull { store: self.name.clone(), available: available().await });
+                    let available = available().await;
+                    return Err(Error::StoreFull { store: self.name.clone(), needed: None, available });
                 }
                 Err(failure) => return Err(self.said(failure)),
             }
@@ -208,15 +209,15 @@ impl Stores {
         Ok(())
     }
 
-    /// Removes those records of `before` that no session but `session` names and nobody holds.
+    /// Removes those records of `before` that no session, but `session`, names and nobody holds.
     fn release(
         &self,
-        session: &str,
+        session: Option<&str>,
         before: impl Iterator<Item = String>,
         sessions: &BTreeMap<String, JsValue>,
         held: &Held,
     ) -> std::result::Result<(), JsValue> {
-        let others = sessions.iter().filter(|(name, _)| *name != session);
+        let others = sessions.iter().filter(|(name, _)| Some(name.as_str()) != session);
         let named: HashSet<String> = others.flat_map(|(_, ids)| keys(ids)).collect();
         let holds = held.counts().keys().map(RecordId::to_string).collect::<HashSet<_>>();
         for id in before.filter(|id| !named.contains(id) && !holds.contains(id)) {
@@ -464,9 +465,10 @@ fn named(error: &JsValue) -> String {
     error.dyn_ref::<DomException>().map(DomException::name).unwrap_or_default()
 }
 
-/// Whether an error says that the connection is of no use any more.
+/// Whether an error may be the connection's: closed, or cut off in the middle of a transaction, which then says little or nothing.
+/// The next one starts from the beginning.
 fn has_died(error: &JsValue) -> bool {
-    named(error) == "InvalidStateError"
+    error.is_undefined() || ["InvalidStateError", "AbortError", "UnknownError"].contains(&named(error).as_str())
 }
 
 fn words_of(error: &JsValue) -> String {
@@ -517,6 +519,24 @@ impl Store for IndexedDbStore {
         })
     }
 
+    fn release<'a>(&'a self, records: &'a [RecordId]) -> LocalBoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            self.held.named(records);
+            if records.is_empty() {
+                return Ok(());
+            }
+            let ids: Rc<Vec<String>> = Rc::new(records.iter().map(RecordId::to_string).collect());
+            let ask = |stores: &Stores| Ok(vec![stores.named.get_all_keys()?, stores.named.get_all()?]);
+            let answer = || {
+                let (ids, held) = (ids.clone(), self.held.clone());
+                move |stores: &Stores, found: &[JsValue]| {
+                    Ok(stores.release(None, ids.iter().cloned(), &sessions(&found[0], &found[1]), &held)?)
+                }
+            };
+            self.run(Kind::Write, ask, answer).await
+        })
+    }
+
     fn commit<'a>(
         &'a self,
         session: &'a str,
@@ -542,7 +562,7 @@ impl Store for IndexedDbStore {
                     let sessions = sessions(&found[1], &found[2]);
                     let before = sessions.get(&session).map_or(vec![], keys);
                     let left = before.into_iter().filter(|id| !now.contains(id));
-                    stores.release(&session, left, &sessions, &held)?;
+                    stores.release(Some(&session), left, &sessions, &held)?;
                     let key = JsValue::from_str(&session);
                     stores.sessions.put_with_key(&manifest, &key)?;
                     stores.named.put_with_key(&named, &key)?;
@@ -613,7 +633,7 @@ impl Store for IndexedDbStore {
                 move |stores: &Stores, found: &[JsValue]| {
                     let sessions = sessions(&found[0], &found[1]);
                     let Some(ids) = sessions.get(&session) else { return Ok(false) };
-                    stores.release(&session, keys(ids).into_iter(), &sessions, &held)?;
+                    stores.release(Some(&session), keys(ids).into_iter(), &sessions, &held)?;
                     let key = JsValue::from_str(&session);
                     stores.sessions.delete(&key)?;
                     stores.named.delete(&key)?;

@@ -88,6 +88,18 @@ impl Store for MemoryStore {
         })
     }
 
+    fn release<'a>(&'a self, records: &'a [RecordId]) -> LocalBoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let mut contents = self.contents();
+            self.held.named(records);
+            let kept =
+                |id: &RecordId| self.held.contains(id) || contents.records.get(id).is_none_or(|kept| kept.uses > 0);
+            let gone: Vec<RecordId> = records.iter().copied().filter(|id| !kept(id)).collect();
+            gone.iter().for_each(|id| drop(contents.records.remove(id)));
+            Ok(())
+        })
+    }
+
     fn commit<'a>(
         &'a self,
         session: &'a str,

@@ -116,8 +116,9 @@ pub struct Usage {
 
 /// A place for sessions. Methods take `&self`: several sessions of one process may be saved and read at a time.
 ///
-/// A record that was put stays until a commit has named it and no session names it any more. One that no commit has named
-/// goes when the store is next opened: a process that dies while it saves leaves nothing behind.
+/// A record that was put stays until a commit has named it and no session names it any more, or it is
+/// [released](Store::release). One that no commit has named goes when the store is next opened, too: a process that dies while
+/// it saves leaves nothing behind.
 pub trait Store: fmt::Debug {
     /// Where the store is, for messages.
     fn name(&self) -> &str;
@@ -127,6 +128,13 @@ pub trait Store: fmt::Debug {
     /// # Errors
     /// [`Error::Store`] when a record is larger than [`MAX_RECORD`] (nothing is written then) or the store fails.
     fn put<'a>(&'a self, records: &'a [Record]) -> LocalBoxFuture<'a, Result<()>>;
+
+    /// Gives up records that were put: no commit of whoever put them will name them. Those that no session names go, unless
+    /// somebody else has put them, too.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; the records go later then.
+    fn release<'a>(&'a self, records: &'a [RecordId]) -> LocalBoxFuture<'a, Result<()>>;
 
     /// Makes `manifest` the session's, naming `records`, and lets go of what no session names any more: all of it or none,
     /// and for good once it returns.
@@ -188,7 +196,7 @@ impl Held {
             *counts.entry(id).or_default() += 1;
         }
     }
-    /// A commit has named the records.
+    /// A commit has named the records, or none will.
     fn named<'a>(&self, records: impl IntoIterator<Item = &'a RecordId>) {
         let mut counts = self.counts();
         for id in records {

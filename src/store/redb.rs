@@ -4,8 +4,10 @@
 
 use std::any::Any;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use ::redb::{
     Builder, Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition, TableError,
@@ -35,7 +37,9 @@ type Outcome<T> = std::result::Result<T, ::redb::Error>;
 /// Sessions in a file.
 pub struct RedbStore {
     name: String,
-    database: Database,
+    path: PathBuf,
+    /// None after the file could not be written or read: the database does no more then, and is opened again.
+    database: Mutex<Option<Database>>,
     held: Held,
 }
 
@@ -59,145 +63,184 @@ impl RedbStore {
             Ok(false) => create(&name, path),
             Err(e) => Err(failed(&name, e)),
         }?;
-        let store = Self { name, database, held: Held::default() };
-        store.run(Self::drop_orphans)?;
+        let database = Mutex::new(Some(database));
+        let store = Self { name, path: path.into(), database, held: Held::default() };
+        store.run(drop_orphans)?;
         Ok(store)
     }
 
-    /// Removes what was put and never named.
-    fn drop_orphans(&self) -> Outcome<()> {
-        let transaction = self.database.begin_read()?;
-        let mut orphans = vec![];
-        for entry in transaction.open_table(USES)?.iter()? {
-            let (id, uses) = entry?;
-            if uses.value().0 == 0 {
-                orphans.push(*id.value());
-            }
+    fn run<T>(&self, work: impl FnOnce(&Database) -> Outcome<T>) -> Result<T> {
+        let mut place = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match place.take() {
+            Some(database) => database,
+            None => open_file(&self.name, &self.path)?,
+        };
+        let mut died = false;
+        let done = guarded(&self.name, || {
+            let done = work(&database);
+            died = matches!(done, Err(::redb::Error::Io(_) | ::redb::Error::PreviousIo));
+            done
+        });
+        if !died {
+            *place = Some(database);
         }
-        if orphans.is_empty() {
-            return Ok(());
-        }
-        let transaction = self.durable()?;
-        {
-            let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
-            for id in &orphans {
-                records.remove(id)?;
-                uses.remove(id)?;
-            }
-        }
-        Ok(transaction.commit()?)
+        done
     }
+}
 
-    /// A transaction that is on the disk when its commit returns. The file can be opened at once after a crash.
-    fn durable(&self) -> Outcome<WriteTransaction> {
-        let mut transaction = self.database.begin_write()?;
-        transaction.set_durability(Durability::Immediate)?;
-        transaction.set_quick_repair(true);
-        Ok(transaction)
+/// Removes what was put and never named.
+fn drop_orphans(database: &Database) -> Outcome<()> {
+    let transaction = database.begin_read()?;
+    let mut orphans = vec![];
+    for entry in transaction.open_table(USES)?.iter()? {
+        let (id, uses) = entry?;
+        if uses.value().0 == 0 {
+            orphans.push(*id.value());
+        }
     }
+    if orphans.is_empty() {
+        return Ok(());
+    }
+    let transaction = durable(database)?;
+    {
+        let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
+        for id in &orphans {
+            records.remove(id)?;
+            uses.remove(id)?;
+        }
+    }
+    Ok(transaction.commit()?)
+}
 
-    /// One session more or less names these records; one that nobody names or holds goes.
-    fn count(&self, transaction: &WriteTransaction, ids: &BTreeSet<RecordId>, more: bool) -> Outcome<()> {
+/// A transaction that is on the disk when its commit returns. The file can be opened at once after a crash.
+fn durable(database: &Database) -> Outcome<WriteTransaction> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_durability(Durability::Immediate)?;
+    transaction.set_quick_repair(true);
+    Ok(transaction)
+}
+
+/// One session more or less names these records; one that nobody names or holds goes.
+fn count(held: &Held, transaction: &WriteTransaction, ids: &BTreeSet<RecordId>, more: bool) -> Outcome<()> {
+    let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
+    for id in ids {
+        let found = uses.get(&id.0)?.map(|found| found.value());
+        let Some((count, bytes)) = found else { continue };
+        let count = if more { count + 1 } else { count.saturating_sub(1) };
+        if count == 0 && !held.contains(id) {
+            uses.remove(&id.0)?;
+            records.remove(&id.0)?;
+        } else {
+            uses.insert(&id.0, (count, bytes))?;
+        }
+    }
+    Ok(())
+}
+
+fn put_now(database: &Database, new: &[Record]) -> Outcome<()> {
+    let mut transaction = database.begin_write()?;
+    // The commit that names them makes them durable, too.
+    transaction.set_durability(Durability::None)?;
+    {
+        let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
+        for record in new {
+            let whole = records.get(&record.id.0)?.is_some_and(|found| found.value() == record.bytes);
+            if !whole {
+                records.insert(&record.id.0, record.bytes.as_slice())?;
+            }
+            let count = uses.get(&record.id.0)?.map_or(0, |found| found.value().0);
+            uses.insert(&record.id.0, (count, record.bytes.len() as u64))?;
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
+/// Removes those of the records that no session names and nobody holds.
+fn release_now(database: &Database, held: &Held, ids: &[RecordId]) -> Outcome<()> {
+    let mut transaction = database.begin_write()?;
+    // What goes is named by nothing: it may come back with a crash, and goes when the store is next opened.
+    transaction.set_durability(Durability::None)?;
+    {
         let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
         for id in ids {
-            let found = uses.get(&id.0)?.map(|found| found.value());
-            let Some((count, bytes)) = found else { continue };
-            let count = if more { count + 1 } else { count.saturating_sub(1) };
-            if count == 0 && !self.held.contains(id) {
+            let unnamed = uses.get(&id.0)?.is_some_and(|found| found.value().0 == 0);
+            if unnamed && !held.contains(id) {
                 uses.remove(&id.0)?;
                 records.remove(&id.0)?;
-            } else {
-                uses.insert(&id.0, (count, bytes))?;
             }
         }
-        Ok(())
     }
+    Ok(transaction.commit()?)
+}
 
-    fn put_now(&self, new: &[Record]) -> Outcome<()> {
-        let mut transaction = self.database.begin_write()?;
-        // The commit that names them makes them durable, too.
-        transaction.set_durability(Durability::None)?;
-        {
-            let (mut records, mut uses) = (transaction.open_table(RECORDS)?, transaction.open_table(USES)?);
-            for record in new {
-                let whole = records.get(&record.id.0)?.is_some_and(|found| found.value() == record.bytes);
-                if !whole {
-                    records.insert(&record.id.0, record.bytes.as_slice())?;
-                }
-                let count = uses.get(&record.id.0)?.map_or(0, |found| found.value().0);
-                uses.insert(&record.id.0, (count, record.bytes.len() as u64))?;
+/// The first record that is missing, if one is: then nothing has changed.
+fn commit_now(
+    database: &Database,
+    held: &Held,
+    session: &str,
+    manifest: &[u8],
+    ids: &BTreeSet<RecordId>,
+) -> Outcome<Option<RecordId>> {
+    let transaction = durable(database)?;
+    let before = {
+        let uses = transaction.open_table(USES)?;
+        for id in ids {
+            if uses.get(&id.0)?.is_none() {
+                return Ok(Some(*id));
             }
         }
-        Ok(transaction.commit()?)
-    }
+        let list: Vec<u8> = ids.iter().flat_map(|id| id.0).collect();
+        let mut sessions = transaction.open_table(SESSIONS)?;
+        let before = sessions.insert(session, (manifest, list.as_slice()))?;
+        before.map(|before| parse_ids(before.value().1))
+    };
+    count(held, &transaction, ids, true)?;
+    count(held, &transaction, &before.unwrap_or_default(), false)?;
+    transaction.commit()?;
+    Ok(None)
+}
 
-    /// The first record that is missing, if one is: then nothing has changed.
-    fn commit_now(&self, session: &str, manifest: &[u8], ids: &BTreeSet<RecordId>) -> Outcome<Option<RecordId>> {
-        let transaction = self.durable()?;
-        let before = {
-            let uses = transaction.open_table(USES)?;
-            for id in ids {
-                if uses.get(&id.0)?.is_none() {
-                    return Ok(Some(*id));
-                }
-            }
-            let list: Vec<u8> = ids.iter().flat_map(|id| id.0).collect();
-            let mut sessions = transaction.open_table(SESSIONS)?;
-            let before = sessions.insert(session, (manifest, list.as_slice()))?;
-            before.map(|before| parse_ids(before.value().1))
-        };
-        self.count(&transaction, ids, true)?;
-        self.count(&transaction, &before.unwrap_or_default(), false)?;
-        transaction.commit()?;
-        Ok(None)
-    }
+fn delete_now(database: &Database, held: &Held, session: &str) -> Outcome<bool> {
+    let transaction = durable(database)?;
+    let removed = {
+        let mut sessions = transaction.open_table(SESSIONS)?;
+        let removed = sessions.remove(session)?;
+        removed.map(|removed| parse_ids(removed.value().1))
+    };
+    let Some(ids) = removed else { return Ok(false) };
+    count(held, &transaction, &ids, false)?;
+    transaction.commit()?;
+    Ok(true)
+}
 
-    fn delete_now(&self, session: &str) -> Outcome<bool> {
-        let transaction = self.durable()?;
-        let removed = {
-            let mut sessions = transaction.open_table(SESSIONS)?;
-            let removed = sessions.remove(session)?;
-            removed.map(|removed| parse_ids(removed.value().1))
-        };
-        let Some(ids) = removed else { return Ok(false) };
-        self.count(&transaction, &ids, false)?;
-        transaction.commit()?;
-        Ok(true)
-    }
-
-    fn list_now(&self) -> Outcome<Vec<Listed>> {
-        let transaction = self.database.begin_read()?;
-        let (sessions, uses) = (transaction.open_table(SESSIONS)?, transaction.open_table(USES)?);
-        let mut listed = vec![];
-        for entry in sessions.iter()? {
-            let (name, session) = entry?;
-            let (manifest, ids) = session.value();
-            let mut bytes = 0;
-            for id in parse_ids(ids) {
-                bytes += uses.get(&id.0)?.map_or(0, |found| found.value().1);
-            }
-            listed.push(Listed { session: name.value().into(), manifest: manifest.into(), bytes });
+fn list_now(database: &Database) -> Outcome<Vec<Listed>> {
+    let transaction = database.begin_read()?;
+    let (sessions, uses) = (transaction.open_table(SESSIONS)?, transaction.open_table(USES)?);
+    let mut listed = vec![];
+    for entry in sessions.iter()? {
+        let (name, session) = entry?;
+        let (manifest, ids) = session.value();
+        let mut bytes = 0;
+        for id in parse_ids(ids) {
+            bytes += uses.get(&id.0)?.map_or(0, |found| found.value().1);
         }
-        Ok(listed)
+        listed.push(Listed { session: name.value().into(), manifest: manifest.into(), bytes });
     }
+    Ok(listed)
+}
 
-    fn usage_now(&self) -> Outcome<Usage> {
-        let transaction = self.database.begin_read()?;
-        let mut usage = Usage::default();
-        for entry in transaction.open_table(SESSIONS)?.iter()? {
-            entry?;
-            usage.sessions += 1;
-        }
-        for entry in transaction.open_table(USES)?.iter()? {
-            usage.records += 1;
-            usage.bytes += entry?.1.value().1;
-        }
-        Ok(usage)
+fn usage_now(database: &Database) -> Outcome<Usage> {
+    let transaction = database.begin_read()?;
+    let mut usage = Usage::default();
+    for entry in transaction.open_table(SESSIONS)?.iter()? {
+        entry?;
+        usage.sessions += 1;
     }
-
-    fn run<T>(&self, work: impl FnOnce(&Self) -> Outcome<T>) -> Result<T> {
-        guarded(&self.name, || work(self))
+    for entry in transaction.open_table(USES)?.iter()? {
+        usage.records += 1;
+        usage.bytes += entry?.1.value().1;
     }
+    Ok(usage)
 }
 
 fn parse_ids(list: &[u8]) -> BTreeSet<RecordId> {
@@ -210,10 +253,18 @@ fn guarded<T, E: Into<::redb::Error>>(name: &str, work: impl FnOnce() -> std::re
         Ok(Ok(value)) => Ok(value),
         Ok(Err(e)) => match e.into() {
             ::redb::Error::DatabaseAlreadyOpen => Err(Error::StoreBusy { store: name.into() }),
+            ::redb::Error::Io(e) if is_full(&e) => {
+                Err(Error::StoreFull { store: name.into(), needed: None, available: None })
+            }
             other => Err(failed(name, other)),
         },
         Err(panic) => Err(failed(name, format!("damaged: {}", words_of(panic.as_ref())))),
     }
+}
+
+/// Whether the system has said that there is no room: on the disk, of the user's quota, or for a file of this size.
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
 fn words_of(panic: &(dyn Any + Send)) -> &str {
@@ -305,9 +356,16 @@ impl Store for RedbStore {
     fn put<'a>(&'a self, records: &'a [Record]) -> LocalBoxFuture<'a, Result<()>> {
         Box::pin(async move {
             check_records(&self.name, records)?;
-            self.run(|store| store.put_now(records))?;
+            self.run(|database| put_now(database, records))?;
             self.held.put(records);
             Ok(())
+        })
+    }
+
+    fn release<'a>(&'a self, records: &'a [RecordId]) -> LocalBoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            self.held.named(records);
+            self.run(|database| release_now(database, &self.held, records))
         })
     }
 
@@ -320,7 +378,7 @@ impl Store for RedbStore {
         Box::pin(async move {
             check_commit(&self.name, session, manifest)?;
             let ids = records.iter().copied().collect();
-            if let Some(id) = self.run(|store| store.commit_now(session, manifest, &ids))? {
+            if let Some(id) = self.run(|database| commit_now(database, &self.held, session, manifest, &ids))? {
                 return Err(absent(session, id));
             }
             self.held.named(&ids);
@@ -330,8 +388,8 @@ impl Store for RedbStore {
 
     fn open<'a>(&'a self, session: &'a str) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
         Box::pin(async move {
-            self.run(|store| {
-                let sessions = store.database.begin_read()?.open_table(SESSIONS)?;
+            self.run(|database| {
+                let sessions = database.begin_read()?.open_table(SESSIONS)?;
                 let found = sessions.get(session)?;
                 Ok(found.map(|found| found.value().0.to_vec()))
             })
@@ -340,8 +398,8 @@ impl Store for RedbStore {
 
     fn get(&self, id: RecordId) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>>> {
         Box::pin(async move {
-            self.run(|store| {
-                let records = store.database.begin_read()?.open_table(RECORDS)?;
+            self.run(|database| {
+                let records = database.begin_read()?.open_table(RECORDS)?;
                 let found = records.get(&id.0)?;
                 Ok(found.map(|found| found.value().to_vec()))
             })
@@ -349,14 +407,14 @@ impl Store for RedbStore {
     }
 
     fn list(&self) -> LocalBoxFuture<'_, Result<Vec<Listed>>> {
-        Box::pin(async move { self.run(Self::list_now) })
+        Box::pin(async move { self.run(list_now) })
     }
 
     fn delete<'a>(&'a self, session: &'a str) -> LocalBoxFuture<'a, Result<bool>> {
-        Box::pin(async move { self.run(|store| store.delete_now(session)) })
+        Box::pin(async move { self.run(|database| delete_now(database, &self.held, session)) })
     }
 
     fn usage(&self) -> LocalBoxFuture<'_, Result<Usage>> {
-        Box::pin(async move { self.run(Self::usage_now) })
+        Box::pin(async move { self.run(usage_now) })
     }
 }

@@ -46,7 +46,9 @@ fn told(error: &Error) -> (&'static str, Value) {
         Error::OtherEngine => ("OTHER_ENGINE", json!({})),
         Error::Stopped { read, of } => ("ABORTED", json!({ "done": read, "of": of })),
         Error::Store { store, message } => ("STORE", json!({ "store": store, "message": message })),
-        Error::StoreFull { store, available } => ("STORE_FULL", json!({ "store": store, "available": available })),
+        Error::StoreFull { store, needed, available } => {
+            ("STORE_FULL", json!({ "store": store, "needed": needed, "available": available }))
+        }
         Error::StoreBusy { store } => ("SESSION_BUSY", json!({ "store": store })),
         Error::Unsupported { what } => ("UNSUPPORTED", json!({ "what": what })),
     }

@@ -10,6 +10,8 @@ mod error;
 mod options;
 mod session;
 mod store;
+#[cfg(feature = "browser-tests")]
+mod synthetic;
 
 pub use engine::WasmEngine;
 pub use session::{WasmGeneration, WasmSession};

@@ -17,7 +17,7 @@ use super::store::WasmStore;
 use crate::model::Finish;
 use crate::reading::{Prefill, Replay};
 use crate::sampling::{Request, Sampling};
-use crate::session::{Append, Rings, Session};
+use crate::session::{Append, Rings, Session, Written};
 use crate::text::Pieces;
 use crate::Error;
 
@@ -53,7 +53,11 @@ export interface Piece {
   /** Why it ended; nothing when another call on the session has ended it. */
   finish?: "stop" | "length";
 }
-export interface Written { records: number; bytes: number }
+export interface Written {
+  records: number; bytes: number;
+  /** Tokens of the text that was saved. */
+  tokens: number;
+}
 "#;
 
 /// Tokens that a generation makes where nothing else was asked for.
@@ -104,6 +108,12 @@ impl Seen {
 struct State {
     place: Rc<Place>,
     queue: Queue,
+    /// Saves, one after the other, beside the other calls.
+    saves: Queue,
+    /// Saves that have not ended.
+    saving: Cell<usize>,
+    /// Once it is to be closed, no call is taken any more.
+    closing: Cell<bool>,
     /// Taken by the call whose turn it is.
     session: RefCell<Option<Session>>,
     seen: RefCell<Seen>,
@@ -114,6 +124,18 @@ struct State {
 impl State {
     /// Waits until the calls made before have ended.
     fn turn(self: &Rc<Self>) -> impl Future<Output = Result<Turn, Error>> + 'static {
+        let (turn, closing) = (self.last_turn(), self.closing.get());
+        async move {
+            let turn = turn.await?;
+            if closing {
+                return Err(Error::Closed);
+            }
+            Ok(turn)
+        }
+    }
+
+    /// As [`State::turn`], for what was asked for before the session was to be closed.
+    fn last_turn(self: &Rc<Self>) -> impl Future<Output = Result<Turn, Error>> + 'static {
         let (state, enter) = (self.clone(), self.queue.enter());
         async move {
             let end = enter.await;
@@ -170,7 +192,7 @@ impl Drop for Turn {
     }
 }
 
-/// A text on the device. Calls queue; a call other than `next` ends a generation that is open.
+/// A text on the device. Calls queue; a call other than `next` and `save` ends a generation that is open.
 #[wasm_bindgen]
 pub struct WasmSession {
     state: Rc<State>,
@@ -183,6 +205,9 @@ impl WasmSession {
         let state = State {
             place,
             queue: Queue::default(),
+            saves: Queue::default(),
+            saving: Cell::new(0),
+            closing: Cell::new(false),
             session: RefCell::new(Some(session)),
             seen: RefCell::new(seen),
             call: Cell::new(0),
@@ -352,7 +377,9 @@ impl WasmSession {
         })
     }
 
-    /// Saves what is new since the last save to this store. Until it is done the store has what it had.
+    /// Saves the session as it is at this call's turn: what is new since the last save to this store. Only for a moment does it
+    /// have the session to itself; a generation goes on, and so does whatever is called next. Until it is done the store has what
+    /// it had. Saves that are called while one is being written come after it, with the text of then.
     #[wasm_bindgen(unchecked_return_type = "Promise<Written>")]
     pub fn save(
         &self,
@@ -360,21 +387,41 @@ impl WasmSession {
         name: String,
         #[wasm_bindgen(unchecked_param_type = "\"replay\" | \"saved\" | undefined")] rings: JsValue,
     ) -> Promise {
-        let store = store.store();
-        self.call(move |mut session| async move {
-            let choices = [("replay", Rings::Replay), ("saved", Rings::Saved)];
-            let rings = if rings.is_undefined() { Rings::default() } else { choose("rings", &rings, &choices)? };
-            let written = session.save_async(&store, &name, rings).await?;
-            Ok(to_js(&json!({ "records": written.records, "bytes": written.bytes })))
+        let (store, state) = (store.store(), self.state.clone());
+        let ready = state.saves.enter();
+        // The order of calls is kept where nothing is in the way of it.
+        let first = (state.saving.get() == 0).then(|| state.turn());
+        state.saving.set(state.saving.get() + 1);
+        let closing = state.closing.get();
+        promise(async move {
+            let _end = ready.await;
+            let done = async {
+                let choices = [("replay", Rings::Replay), ("saved", Rings::Saved)];
+                let rings = if rings.is_undefined() { Rings::default() } else { choose("rings", &rings, &choices)? };
+                let mut turn = match first {
+                    Some(turn) => turn.await?,
+                    None if closing => return Err(Error::Closed.into()),
+                    None => state.last_turn().await?,
+                };
+                let snapshot = turn.snapshot_async(rings).await?;
+                drop(turn);
+                Ok(snapshot.write_async(&store, &name).await?)
+            };
+            let done: Result<Written, JsValue> = done.await;
+            state.saving.set(state.saving.get() - 1);
+            let Written { records, bytes, tokens, .. } = done?;
+            Ok(to_js(&json!({ "records": records, "bytes": bytes, "tokens": tokens })))
         })
     }
 
     /// Gives everything back once the calls made before have ended; calls made after are refused.
     pub fn close(&self) {
-        let turn = self.state.turn();
+        let (state, saved) = (self.state.clone(), self.state.saves.enter());
+        state.closing.set(true);
         wasm_bindgen_futures::spawn_local(async move {
+            drop(saved.await);
             // A session that is closed already stays so.
-            if let Ok(turn) = turn.await {
+            if let Ok(turn) = state.last_turn().await {
                 turn.begin();
                 turn.close();
             }

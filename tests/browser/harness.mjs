@@ -1,6 +1,6 @@
 // A headless Chromium with WebGPU on the CPU, pages that have the package, and a server that can misbehave.
 
-import { mkdtemp, readFile, rm } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
@@ -40,6 +40,24 @@ const PAGE = `<!doctype html><meta charset="utf-8"><title>cedra</title><link rel
     return { ids, text, finish };
   };
 </script>`;
+
+/** The processes whose command line names this profile, or whose parent is one of those. */
+async function processes(profile) {
+  const found = new Map();
+  for (const pid of await readdir("/proc")) {
+    if (!/^\d+$/.test(pid)) continue;
+    const stat = await readFile(`/proc/${pid}/stat`, "utf8").catch(() => "");
+    const command = await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "");
+    const [state, parent] = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
+    if (state && state !== "Z") found.set(Number(pid), { parent: Number(parent), own: command.includes(profile) });
+  }
+  const mine = new Set([...found].filter(([, { own }]) => own).map(([pid]) => pid));
+  for (let size = -1; size !== mine.size; ) {
+    size = mine.size;
+    for (const [pid, { parent }] of found) if (mine.has(parent)) mine.add(pid);
+  }
+  return [...mine];
+}
 
 /** A browser with its own storage, and a server, which has `mounts` besides the package and the models. `close` ends both. */
 export async function start(mounts = {}) {
@@ -93,6 +111,30 @@ export async function start(mounts = {}) {
     restart: async () => {
       await context.close();
       context = await launch();
+    },
+    /** Ends every process of the browser at once when `moment` has come, as a crash would, and starts it again with the same storage. */
+    kill: async (moment) => {
+      const gone = new Promise((done) => context.once("close", done));
+      const mine = await processes(profile);
+      await moment();
+      for (const pid of mine) {
+        try {
+          process.kill(pid, "SIGKILL");
+        } catch {
+          // It went with another.
+        }
+      }
+      await gone;
+      while ((await processes(profile)).length > 0) await new Promise((done) => setTimeout(done, 20));
+      context = await launch();
+    },
+    /** Bytes of memory that the browser's processes hold together. */
+    memory: async () => {
+      const held = (await processes(profile)).map(async (pid) => {
+        const status = await readFile(`/proc/${pid}/smaps_rollup`, "utf8").catch(() => "");
+        return 1024 * Number(/^Pss:\s+(\d+)/m.exec(status)?.[1] ?? 0);
+      });
+      return (await Promise.all(held)).reduce((sum, bytes) => sum + bytes, 0);
     },
     close: async () => {
       await context.close();

@@ -1,0 +1,193 @@
+//! A text as the device has it at one moment: what a save writes, while the text goes on.
+
+use super::sequence::{Sequence, Standing, NON_FINITE, STOPPED};
+use super::Model;
+use crate::cache::{history_before, Page, OUT_RING};
+use crate::config::Role;
+use crate::gpu::{Buffer, Copied};
+use crate::layout::PAGE_TOKENS;
+use crate::Result;
+use std::sync::Arc;
+
+/// Steps of a generation that were sent and whose tokens the host does not know yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ahead {
+    /// Slot of the first in the ring of sampled tokens.
+    pub slot: usize,
+    pub steps: usize,
+}
+
+/// A text after all steps that were sent when it was taken. It owns what it needs: complete pages are shared, and whoever
+/// writes to one later takes a copy of its own first; what every step changes is copied on the device, in the order of
+/// submissions.
+#[derive(Debug)]
+pub struct Moment {
+    model: Arc<Model>,
+    /// What the host knew.
+    tokens: Vec<u32>,
+    standing: Standing,
+    ahead: Ahead,
+    /// Complete ones, if no step ahead has ended the text.
+    pages: Vec<Page>,
+    /// Remainders and rings, as far as they are those of the text.
+    windows: Option<Windows>,
+    /// The page that has begun, the tokens ahead, then the windows.
+    copy: Option<Copied>,
+}
+
+/// Bytes of the two in the copy.
+#[derive(Debug, Clone, Copy)]
+struct Windows {
+    remainders: usize,
+    rings: Option<usize>,
+}
+
+/// What a [`Moment`] was.
+#[derive(Debug)]
+pub struct Past {
+    /// The whole text.
+    pub tokens: Vec<u32>,
+    /// Where it stood.
+    pub standing: Standing,
+    /// The complete pages.
+    pub pages: Vec<Page>,
+    /// Words of the page that has begun, if one has; zeros after what the text has of it.
+    pub begun: Option<Vec<u32>>,
+    /// Remainders, with zeros in the places that hold nothing of the text, and rings if they were asked for. None when they are
+    /// not those of the text.
+    pub windows: Option<(Vec<f32>, Option<Vec<u32>>)>,
+}
+
+impl Past {
+    /// Raw ids before the tokens that wait, newest first.
+    pub fn history(&self, model: &Model) -> Vec<u32> {
+        history_before(model.config(), &self.tokens[..self.standing.cached])
+    }
+}
+
+impl Sequence {
+    /// What the text is once the steps sent so far are done, with its rings if `rings` is set. One submission, and nothing is
+    /// waited for; a generation goes on. Only a reading that was left half-way is ended first.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn moment_async(&mut self, rings: bool) -> Result<Moment> {
+        self.settle_reading().await?;
+        let (model, standing, ahead) = (self.model().clone(), self.standing(), self.ahead());
+        let paged = standing.kept.max(standing.cached + ahead.steps);
+        let held = if model.pool.layout().page_words > 0 { paged / PAGE_TOKENS } else { 0 };
+        let pages = self.pages().prefix(paged);
+        let mut parts = vec![];
+        let begun = pages.get(held).map(|page| model.pool.at(page));
+        if let Some((slab, at)) = &begun {
+            parts.push((slab, *at, 4 * model.pool.layout().page_words as u64));
+        }
+        let cache = self.cache();
+        let whole = |buffer| -> (&Buffer, u64, u64) {
+            let buffer: &Buffer = buffer;
+            (buffer, 0, buffer.bytes())
+        };
+        if ahead.steps > 0 {
+            parts.push(whole(&cache.out));
+        }
+        let mut windows = None;
+        if self.has_windows() {
+            let remainders: Vec<_> = cache.remainders.iter().flatten().map(whole).collect();
+            let rings: Option<Vec<_>> = rings.then(|| cache.rings.iter().map(whole).collect());
+            let bytes = |parts: &[(&Buffer, u64, u64)]| parts.iter().map(|(.., bytes)| *bytes as usize).sum();
+            windows = Some(Windows { remainders: bytes(&remainders), rings: rings.as_deref().map(bytes) });
+            parts.extend(remainders.into_iter().chain(rings.into_iter().flatten()));
+        }
+        parts.retain(|(.., bytes)| *bytes > 0);
+        let copy = if parts.is_empty() { None } else { Some(model.gpu.copy_out(&parts)?) };
+        let pages = pages[..held].to_vec();
+        Ok(Moment { model, tokens: self.tokens().to_vec(), standing, ahead, pages, windows, copy })
+    }
+}
+
+impl Moment {
+    /// Waits for what was copied, and says what the text was.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn past(self) -> Result<Past> {
+        let Self { model, mut tokens, mut standing, ahead, mut pages, windows, copy } = self;
+        let bytes = match copy {
+            Some(copy) => copy.bytes(&model.gpu).await?,
+            None => vec![],
+        };
+        let mut words: &[u32] = &bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&bytes);
+        let mut take = |count: usize| {
+            let (taken, left) = words.split_at(count);
+            words = left;
+            taken
+        };
+        let page_words = model.pool.layout().page_words;
+        let paged = standing.kept.max(standing.cached + ahead.steps);
+        let mut begun = (page_words > 0 && paged % PAGE_TOKENS > 0).then(|| take(page_words).to_vec());
+        if ahead.steps > 0 {
+            read_ahead(take(2 * OUT_RING), ahead, &mut tokens, &mut standing);
+        }
+        let windows = windows.map(|Windows { remainders, rings }| {
+            let remainders = take(remainders / 4).iter().map(|&word| f32::from_bits(word)).collect();
+            (blank_remainders(&model, remainders, standing.cached), rings.map(|rings| take(rings / 4).to_vec()))
+        });
+        // A text that a step ahead has ended is shorter than it might have been.
+        standing.paged = standing.kept.max(standing.cached);
+        let complete = if page_words > 0 { standing.paged / PAGE_TOKENS } else { 0 };
+        let within = standing.paged % PAGE_TOKENS;
+        if complete < pages.len() {
+            let last = pages.split_off(complete);
+            let bytes = model.pool.copy_out(&model.gpu, &last[..1])?.bytes(&model.gpu).await?;
+            begun = Some(bytemuck::allocation::pod_collect_to_vec(&bytes));
+        }
+        let begun = begun.filter(|_| within > 0).map(|mut words| {
+            blank(&model, &mut words, within);
+            words
+        });
+        Ok(Past { tokens, standing, pages, begun, windows })
+    }
+}
+
+/// What the steps ahead made, as the device has it in its ring.
+fn read_ahead(out: &[u32], ahead: Ahead, tokens: &mut Vec<u32>, standing: &mut Standing) {
+    for step in 0..ahead.steps {
+        let slot = (ahead.slot + step) % OUT_RING;
+        let [token, status] = [out[2 * slot], out[2 * slot + 1]];
+        standing.cached += 1;
+        if status == NON_FINITE {
+            break;
+        }
+        tokens.push(token);
+        standing.generator.drawn = standing.generator.drawn.wrapping_add(1);
+        if status == STOPPED {
+            break;
+        }
+    }
+}
+
+/// Zeroes what a page with `tokens` tokens holds beyond them: another text's leftovers.
+fn blank(model: &Model, page: &mut [u32], tokens: usize) {
+    for (layer, part) in model.layout.page_parts.iter().enumerate() {
+        let Some(part) = part else { continue };
+        let entries = tokens / model.config.layers[layer].ratio;
+        let keys = part.at + part.entries * part.latent_words;
+        page[part.at + entries * part.latent_words..keys].fill(0);
+        page[keys + entries * part.key_words..part.at + part.words()].fill(0);
+    }
+}
+
+/// Zeroes places that hold nothing of a text of `cached` tokens: they may hold anything, NaN bits too.
+fn blank_remainders(model: &Model, mut remainders: Vec<f32>, cached: usize) -> Vec<f32> {
+    let row = 2 * model.config.head_dim;
+    let mut at = 0;
+    for layer in model.config.layers.iter().filter(|layer| layer.role == Role::Full) {
+        for slot in 0..layer.ratio - 1 {
+            if slot >= cached % layer.ratio {
+                remainders[at..at + row].fill(0.0);
+            }
+            at += row;
+        }
+    }
+    remainders
+}
