@@ -104,7 +104,17 @@ pub enum Error {
         /// Bytes allowed.
         allowed: u64,
     },
-    /// The device reported an error or was lost.
+    /// The device is gone: what was on it is lost, and every call fails until there is another one.
+    #[error("GPU device lost ({reason}): {message}; adapter {adapter}")]
+    DeviceLost {
+        /// `destroyed` when it was given up on purpose, else `unknown`.
+        reason: &'static str,
+        /// The driver's or browser's own words; they may be none.
+        message: String,
+        /// The adapter that it was on.
+        adapter: String,
+    },
+    /// The device reported an error.
     #[error("GPU device: {message}")]
     Device {
         /// The device's own words.

@@ -22,6 +22,7 @@
 //! | [`cache`] | a session's state on the device |
 //! | [`model`] | the layers, wired from kernels; loading, prefill, decode |
 //! | [`session`] | texts that are appended to, cut, forked, saved, and found again |
+//! | [`selftest`] | every kernel against its twin, on the device at hand |
 //! | `cli` | the `cedra` binary |
 //! | `web` | what JavaScript sees of the crate |
 
@@ -37,6 +38,7 @@ pub mod model;
 pub mod reading;
 pub mod reference;
 pub mod sampling;
+pub mod selftest;
 pub mod session;
 pub mod snapshot;
 pub mod store;

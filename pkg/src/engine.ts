@@ -1,6 +1,16 @@
 import { CedraError } from "./errors.js";
 import { WorkerLink } from "./link.js";
-import type { EngineState, Link, LoadProgress, SessionEntry, StoreRef, StoreUsage } from "./protocol.js";
+import type {
+  EngineState,
+  Link,
+  LoadProgress,
+  RecoveredSession,
+  RecoverProgress,
+  SelfTestReport,
+  SessionEntry,
+  StoreRef,
+  StoreUsage,
+} from "./protocol.js";
 import { Session, tokenIds } from "./session.js";
 import { configOf, type ModelSource, resolveSource } from "./source.js";
 import type { WasmSource } from "./wasm.js";
@@ -25,7 +35,7 @@ export class Engine {
   readonly #link: Link;
   readonly #config: string;
   readonly #wasm: WasmSource | undefined;
-  readonly #state: EngineState;
+  #state: EngineState;
 
   private constructor(link: Link, config: string, wasm: WasmSource | undefined, state: EngineState) {
     this.#link = link;
@@ -82,6 +92,26 @@ export class Engine {
   /** Memory that this model would need for another length of context, in bytes by kind. */
   plan(context: number): Promise<Record<string, unknown>> {
     return this.#link.call("plan", { config: this.#config, context, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
+  }
+
+  /**
+   * Gets a new device when the one there was is lost (`DEVICE_LOST`) or has failed (`DEVICE`), loads the weights from where they
+   * lie, and brings every session back with its whole text: from its store as far as that has it, the rest is read again. The
+   * engine and its sessions stay the same objects. It says what became of each session, in the order in which they were opened;
+   * nothing, when the device is in order. Where it fails everything is as it was before, and it may be tried again.
+   */
+  async recover(options: { signal?: AbortSignal; onProgress?: (progress: RecoverProgress) => void } = {}): Promise<RecoveredSession[]> {
+    const { info, sessions } = await this.#link.call("recover", {}, options);
+    this.#state = { ...this.#state, info };
+    return sessions;
+  }
+
+  /**
+   * Runs every kernel on this device and compares it with what it should do: drivers have bugs. It takes a second or two on a GPU,
+   * and leaves the sessions alone.
+   */
+  selfTest(): Promise<SelfTestReport> {
+    return this.#link.call("selfTest", {});
   }
 
   /** What the device has done so far. */

@@ -1,7 +1,20 @@
 import { downloadModel, room } from "./download.js";
 import { aborted, asCedraError, CedraError, toWire } from "./errors.js";
 import { lockSession } from "./locks.js";
-import type { Args, EngineState, Hooks, Link, Method, Result, SessionState, StoreRef } from "./protocol.js";
+import type {
+  Args,
+  EngineState,
+  Hooks,
+  Link,
+  LoadProgress,
+  Method,
+  RecoveredSession,
+  Result,
+  SelfTestReport,
+  SessionState,
+  StoreRef,
+} from "./protocol.js";
+import { bringBack, type Found } from "./recover.js";
 import { StopMatcher } from "./stop.js";
 import { loadWasm, type WasmEngine, type WasmGeneration, type WasmModule, type WasmSession, type WasmSource, type WasmStore } from "./wasm.js";
 
@@ -20,6 +33,10 @@ interface Open {
   stream?: Stream;
   /** The last of the saves that have not ended. */
   saving?: Promise<void>;
+  /** Whether its home has ever had it. */
+  saved?: boolean;
+  /** How its text was read last. */
+  prefill?: string;
 }
 
 interface Stream {
@@ -32,6 +49,8 @@ interface Stream {
   busy: boolean;
 }
 
+type Loading = Extract<LoadProgress, { stage: "load" }>;
+
 type Handlers = { [M in Method]: (args: Args<M>, hooks: Hooks<M>) => Promise<Result<M>> };
 
 /**
@@ -40,6 +59,13 @@ type Handlers = { [M in Method]: (args: Args<M>, hooks: Hooks<M>) => Promise<Res
  */
 export class Host implements Link {
   #engine: WasmEngine | undefined;
+  /** Loads the model once more, on another device. */
+  #reload: ((hooks: { signal?: AbortSignal; onProgress?: (progress: Loading) => void }) => Promise<WasmEngine>) | undefined;
+  /** Calls that have not ended, but for recoveries. */
+  readonly #pending = new Set<Promise<unknown>>();
+  /** The recovery that is going on, and those that wait for it. */
+  #recovery: Promise<unknown> = Promise.resolve();
+  readonly #attached = new Map<string, StoreRef>();
   #bos: number | undefined;
   #numbers = 0;
   readonly #sessions = new Map<number, Open>();
@@ -54,10 +80,14 @@ export class Host implements Link {
   async call<M extends Method>(method: M, args: Args<M>, hooks: Hooks<M> = {}): Promise<Result<M>> {
     if (hooks.signal?.aborted) throw aborted(hooks.signal);
     if (this.#closed) throw new CedraError("ENGINE_CLOSED", "the engine is closed");
+    const answer = this.#handlers[method](args, hooks);
+    if (method !== "recover") this.#pending.add(answer);
     try {
-      return await this.#handlers[method](args, hooks);
+      return await answer;
     } catch (thrown) {
       throw asCedraError(thrown);
+    } finally {
+      this.#pending.delete(answer);
     }
   }
 
@@ -78,17 +108,27 @@ export class Host implements Link {
           : await downloadModel(source.url, { cache, ...(signal && { signal }), ...(onProgress && { onProgress }) });
       const config = (await files.get("config.json")?.text()) ?? "";
       this.#bos = bosOf(config);
-      this.#engine = await module.WasmEngine.load(files, {
-        ...options,
-        ...(signal && { signal }),
-        onProgress: (loaded, total) => onProgress?.({ stage: "load", loaded, total }),
-      });
+      this.#reload = ({ signal, onProgress }) =>
+        module.WasmEngine.load(files, {
+          ...options,
+          ...(signal && { signal }),
+          onProgress: (loaded, total) => onProgress?.({ stage: "load", loaded, total }),
+        });
+      this.#engine = await this.#reload({ ...(signal && { signal }), ...(onProgress && { onProgress }) });
       return { config, info: this.#engine.info as EngineState["info"], version: module.version(), weights: kept };
     },
 
     plan: async ({ config, context, wasm }) => {
       return (await this.wasm(wasm)).WasmEngine.plan(config, context) as Record<string, unknown>;
     },
+
+    recover: async (_, hooks) => {
+      const recovery = this.#recovery.then(() => this.#recover(hooks));
+      this.#recovery = recovery.catch(() => {});
+      return recovery;
+    },
+
+    selfTest: async () => (await this.#device().selfTest()) as SelfTestReport,
 
     counters: async () => this.#running().counters as Record<string, unknown>,
 
@@ -97,13 +137,13 @@ export class Host implements Link {
     decode: async ({ ids }) => this.#running().decode(ids),
 
     open: async ({ name, store }) => {
-      const engine = this.#running();
-      if (name === undefined || !store) return state(this.#adopt(engine.session()));
+      const engine = this.#device();
+      if (name === undefined || !store) return state(this.#adopt(await engine.session()));
       const unlock = await this.#lock(store, name);
       try {
         const { wasm, saved, storeError } = await this.#find(engine, store, name);
         const session = this.#adopt(wasm);
-        Object.assign(session, { home: { store, name, unlock }, ...(storeError && { storeError }) });
+        Object.assign(session, { home: { store, name, unlock }, saved, ...(storeError && { storeError }) });
         if (saved) session.kept = { changes: session.changes, tokens: wasm.length };
         return state(session);
       } catch (thrown) {
@@ -122,6 +162,7 @@ export class Host implements Link {
 
     attach: async ({ store }) => {
       await this.#running().attach(await this.#store(store));
+      this.#attached.set(`${store.kind}/${store.name}`, store);
       return undefined;
     },
 
@@ -135,10 +176,11 @@ export class Host implements Link {
     },
 
     append: async ({ session: id, text, special, ...options }, { signal, onProgress }) => {
-      const session = this.#session(id);
+      const session = this.#live(id);
       await this.#takeOver(session);
       const ids = typeof text === "string" ? this.#encode(session, text, special) : text;
       session.changes++;
+      if (options.prefill !== undefined) session.prefill = options.prefill;
       const done = await session.wasm.append(ids, {
         ...options,
         ...(signal && { signal }),
@@ -148,7 +190,7 @@ export class Host implements Link {
     },
 
     generate: async ({ session: id, stop, ...options }, { signal }) => {
-      const session = this.#session(id);
+      const session = this.#live(id);
       await this.#takeOver(session);
       const abort = new AbortController();
       const stream: Stream = { id: ++this.#numbers, session, wasm: undefined as never, abort, busy: true };
@@ -169,6 +211,7 @@ export class Host implements Link {
       if (!stream) throw ended();
       const { session } = stream;
       if (stream.busy) throw busy();
+      this.#device();
       const piece = await abortable(stream, signal, () => stream.wasm.next());
       let { text, done, finish } = piece;
       if (stream.stop) {
@@ -194,7 +237,7 @@ export class Host implements Link {
     tokens: async ({ session }) => this.#session(session).wasm.tokens,
 
     truncate: async ({ session: id, length, replay }) => {
-      const session = this.#session(id);
+      const session = this.#live(id);
       await this.#takeOver(session);
       session.changes++;
       await session.wasm.truncate(length, replay);
@@ -202,14 +245,15 @@ export class Host implements Link {
     },
 
     fork: async ({ session: id }) => {
-      const session = this.#session(id);
+      const session = this.#live(id);
       await this.#takeOver(session);
       const fork = this.#adopt(await session.wasm.fork());
+      if (session.prefill !== undefined) fork.prefill = session.prefill;
       return { fork: state(fork), state: state(session) };
     },
 
     save: ({ session: id, ...to }) => {
-      const session = this.#session(id);
+      const session = this.#live(id);
       // One after the other, each with the text of its turn; a stream goes on.
       const saving = session.saving ? session.saving.then(() => this.#save(session, to)) : this.#save(session, to);
       const over = saving
@@ -245,6 +289,7 @@ export class Host implements Link {
         session.home = home;
       }
       session.kept = { changes, tokens };
+      session.saved = true;
       delete session.storeError;
       return { records, bytes, tokens, state: state(session) };
     } catch (thrown) {
@@ -262,6 +307,67 @@ export class Host implements Link {
   #running(): WasmEngine {
     if (!this.#engine) throw new CedraError("ENGINE_CLOSED", "the engine has not been loaded");
     return this.#engine;
+  }
+
+  /** The engine, unless its device is lost or has failed: then everything fails that needs one. */
+  #device(): WasmEngine {
+    const engine = this.#running();
+    engine.check();
+    return engine;
+  }
+
+  /** A session whose device is there. */
+  #live(id: number): Open {
+    const session = this.#session(id);
+    this.#device();
+    return session;
+  }
+
+  /** Another engine in place of one whose device is gone. Nothing is replaced before everything is there. */
+  async #recover(hooks: Hooks<"recover">): Promise<Result<"recover">> {
+    const gone = this.#running();
+    if (!this.#reload || isSound(gone)) return { info: gone.info as EngineState["info"], sessions: [] };
+    // They fail now, and say what they leave of their texts.
+    await Promise.allSettled(this.#pending);
+    const engine = await this.#reload(hooks);
+    const found = new Map<Open, Found>();
+    try {
+      // Prefixes in stores save work and are no promise.
+      for (const store of this.#attached.values()) await this.#store(store).then((store) => engine.attach(store)).catch(() => {});
+      for (const session of this.#sessions.values()) found.set(session, await bringBack(engine, await this.#lost(session), hooks));
+      engine.check();
+      if (this.#closed) throw new CedraError("ENGINE_CLOSED", "the engine is closed");
+    } catch (thrown) {
+      for (const { wasm } of found.values()) wasm.close();
+      engine.free();
+      throw thrown;
+    }
+    this.#engine = engine;
+    const sessions: RecoveredSession[] = [];
+    for (const [session, { wasm, persisted, report }] of found) {
+      if (!this.#sessions.has(session.id)) {
+        wasm.close();
+        continue;
+      }
+      session.stream?.abort.abort();
+      if (session.stream) this.#forget(session.stream);
+      session.wasm.close();
+      session.wasm = wasm;
+      session.changes++;
+      if (persisted) session.kept = { changes: session.changes, tokens: wasm.length };
+      sessions.push(report);
+    }
+    gone.free();
+    return { info: engine.info as EngineState["info"], sessions };
+  }
+
+  async #lost({ wasm, home, saved, prefill }: Open): Promise<Parameters<typeof bringBack>[1]> {
+    return {
+      wasm,
+      ...(home && { name: home.name }),
+      ...(home && saved && { saved: { store: await this.#store(home.store), name: home.name } }),
+      ...(prefill !== undefined && { prefill }),
+    };
   }
 
   #session(id: number): Open {
@@ -282,8 +388,8 @@ export class Host implements Link {
       return { wasm: await engine.open(await this.#store(ref), name), saved: true };
     } catch (thrown) {
       const error = asCedraError(thrown);
-      if (error.code === "NO_SESSION") return { wasm: engine.session(), saved: false };
-      if (unstored(error)) return { wasm: engine.session(), saved: false, storeError: error };
+      if (error.code === "NO_SESSION") return { wasm: await engine.session(), saved: false };
+      if (unstored(error)) return { wasm: await engine.session(), saved: false, storeError: error };
       throw error;
     }
   }
@@ -314,7 +420,8 @@ export class Host implements Link {
 
   async #leave(stream: Stream): Promise<void> {
     this.#forget(stream);
-    await stream.wasm.return();
+    // Without its device it has ended already.
+    if (isSound(this.#running())) await stream.wasm.return();
   }
 
   #forget(stream: Stream): void {
@@ -347,6 +454,16 @@ async function abortable<T>(stream: Stream, signal: AbortSignal | undefined, wor
   } finally {
     stream.busy = false;
     signal?.removeEventListener("abort", stop);
+  }
+}
+
+/** Whether the engine's device is there and in order. */
+function isSound(engine: WasmEngine): boolean {
+  try {
+    engine.check();
+    return true;
+  } catch {
+    return false;
   }
 }
 

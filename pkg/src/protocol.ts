@@ -80,6 +80,46 @@ export interface GenerateArgs {
 
 export type Finish = "stop" | "length";
 
+/** How a recovery goes: the weights go to the new device, then texts are read again. */
+export type RecoverProgress =
+  | { stage: "load"; loaded: number; total: number }
+  /** Tokens of one session that are read again, of those to be read. */
+  | { stage: "read"; name?: string; done: number; total: number };
+
+/** What has become of a session when its engine got a new device. */
+export interface RecoveredSession {
+  /** Its name in its store, if it has one. */
+  name?: string;
+  /** Tokens of the text: all that it had. */
+  tokens: number;
+  /** How many of them no store had, or only in damaged pages: they were read again. */
+  reread: number;
+}
+
+/** What the self test says of one variant of one kernel. */
+export interface KernelReport {
+  kernel: string;
+  variant: string;
+  /** The largest relative error; of kernels that have to be exact, how many values differ. */
+  worst: number;
+  /** What is allowed of it. */
+  allowed: number;
+  ok: boolean;
+  /** The first thing that is wrong. */
+  message?: string;
+}
+
+/** What the self test says. */
+export interface SelfTestReport {
+  /** Whether every kernel does on this device what it should. */
+  ok: boolean;
+  milliseconds: number;
+  /** The adapter, its features and limits. */
+  adapter: string;
+  /** Every variant that the device runs. */
+  kernels: KernelReport[];
+}
+
 /** Every call: what it takes, what it gives, what it reports on the way. */
 export interface Calls {
   load: {
@@ -94,6 +134,8 @@ export interface Calls {
     progress: LoadProgress;
   };
   plan: { args: { config: string; context: number; wasm?: WasmSource }; result: Record<string, unknown>; progress: never };
+  recover: { args: object; result: { info: EngineState["info"]; sessions: RecoveredSession[] }; progress: RecoverProgress };
+  selfTest: { args: object; result: SelfTestReport; progress: never };
   counters: { args: object; result: Record<string, unknown>; progress: never };
   encode: { args: { text: string; special: boolean }; result: Uint32Array; progress: never };
   decode: { args: { ids: Uint32Array }; result: string; progress: never };

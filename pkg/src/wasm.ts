@@ -20,7 +20,10 @@ export interface WasmEngine {
   readonly counters: object;
   encode(text: string, special: boolean): Uint32Array;
   decode(ids: Uint32Array): string;
-  session(): WasmSession;
+  session(): Promise<WasmSession>;
+  /** Throws when the device is lost or has failed. */
+  check(): void;
+  selfTest(): Promise<object>;
   open(store: WasmStore, name: string): Promise<WasmSession>;
   attach(store: WasmStore): Promise<void>;
   remove(store: WasmStore, name: string): Promise<boolean>;

@@ -74,7 +74,8 @@ async function setUp(store = { saved: new Map() }) {
     info: {},
     counters: {},
     encode: (text) => Uint32Array.from(text, Number),
-    session: () => adopt(new Counting()),
+    check: () => {},
+    session: async () => adopt(new Counting()),
     open: async (store, name) => {
       if (!store.saved.has(name)) throw Object.assign(new Error("none"), { code: "NO_SESSION" });
       return adopt(Object.assign(new Counting(), { tokens: [...store.saved.get(name)] }));

@@ -154,6 +154,15 @@ impl Cache {
         }
     }
 
+    /// How many pages [`Cache::own_pages`] will take.
+    pub fn missing_pages(&self, positions: Range<usize>) -> usize {
+        if positions.is_empty() {
+            return 0;
+        }
+        let numbers = positions.start / PAGE_TOKENS..=(positions.end - 1) / PAGE_TOKENS;
+        self.pages.with(|pages| numbers.filter(|&number| pages.get(number).is_none_or(Page::is_shared)).count())
+    }
+
     /// Makes sure that the text has pages of its own for the tokens at `positions`: new ones where there are none, copies where
     /// others share them.
     ///

@@ -95,16 +95,46 @@ impl PagePool {
     }
 
     fn grow(&self, gpu: &Gpu, places: &mut Places) -> Result<()> {
+        let slab = self.slab(gpu, places.slabs.len())?;
+        self.add(gpu, places, slab);
+        Ok(())
+    }
+
+    fn slab(&self, gpu: &Gpu, number: usize) -> Result<Buffer> {
+        gpu.buffer(MemoryKind::Cache, &format!("page slab {number}"), 4 * self.layout.slab_words() as u64)
+    }
+
+    fn add(&self, gpu: &Gpu, places: &mut Places, slab: Buffer) {
         let number = places.slabs.len();
-        let slab =
-            gpu.buffer(MemoryKind::Cache, &format!("page slab {number}"), 4 * self.layout.slab_words() as u64)?;
         if let Some(word) = self.fill {
             gpu.fill(&slab, word);
         }
         gpu.upload(&slab, 0, bytemuck::bytes_of(&(number as u32)));
         places.slabs.push(slab);
         places.free.extend((0..self.layout.slab_pages).map(|index| page_place(number, index)));
-        Ok(())
+    }
+
+    /// Makes sure that so many pages are free. A slab for which there is no memory is not in the pool, and nobody's page lies
+    /// in it: a browser says so only later, so what takes pages asks for them here first.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`]; the pool is as it was.
+    pub async fn reserve(&self, gpu: &Gpu, pages: usize) -> Result<()> {
+        loop {
+            let number = {
+                let places = locked(&self.places);
+                if places.free.len() >= pages {
+                    return Ok(());
+                }
+                places.slabs.len()
+            };
+            let slab = gpu.settled(|| self.slab(gpu, number)).await?;
+            // Another session may have let the pool grow, or pages go, in the meantime.
+            let mut places = locked(&self.places);
+            if places.free.len() < pages {
+                self.add(gpu, &mut places, slab);
+            }
+        }
     }
 
     /// A page that nobody else has; what it holds is left over.

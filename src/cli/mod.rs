@@ -7,6 +7,7 @@ mod interrupt;
 mod progress;
 mod restore;
 mod runtime;
+mod selftest;
 mod session;
 mod synthetic;
 mod trace;
@@ -33,6 +34,7 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Measures prefill and decode, and counts what they read.
     Bench(bench::Bench),
+    Selftest(selftest::Selftest),
 }
 
 /// Where the model comes from and where it runs.
@@ -77,6 +79,7 @@ pub fn main() -> ExitCode {
         Command::Trace(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Selftest(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,7 @@
 use super::counters::{Counters, Tally};
 use super::pipeline::Pipeline;
 use super::profile::Profile;
-use super::shaders::{find, Needs};
+use super::shaders::{find, Needs, Shader, SHADERS};
 use crate::{Error, Result};
 use futures::FutureExt;
 use std::collections::HashMap;
@@ -28,6 +28,16 @@ pub struct FeatureUse {
 impl FeatureUse {
     /// Everything that the adapter has.
     pub const ALL: FeatureUse = FeatureUse { f16: true, subgroups: true, dot4: true, timestamps: true };
+    /// What kernels have a use for, and timestamps. A feature that no kernel needs is not asked for.
+    pub fn of_kernels() -> FeatureUse {
+        let any = |needed: fn(Needs) -> bool| SHADERS.iter().any(|shader| needed(shader.needs));
+        FeatureUse {
+            f16: any(|needs| needs.f16),
+            subgroups: any(|needs| needs.subgroups),
+            dot4: any(|needs| needs.dot4),
+            timestamps: true,
+        }
+    }
     /// Nothing beyond what every WebGPU device has.
     pub const NONE: FeatureUse = FeatureUse { f16: false, subgroups: false, dot4: false, timestamps: false };
 }
@@ -44,9 +54,9 @@ pub struct DeviceOptions {
 }
 
 impl Default for DeviceOptions {
-    /// A real GPU with everything that it offers.
+    /// A real GPU with the features that kernels use, and all limits that it offers.
     fn default() -> Self {
-        Self { software: false, features: FeatureUse::ALL, default_limits: false }
+        Self { software: false, features: FeatureUse::of_kernels(), default_limits: false }
     }
 }
 
@@ -84,6 +94,12 @@ impl fmt::Display for Features {
     }
 }
 
+/// Reason of a device that was given up on purpose; others are `unknown`.
+const DESTROYED: &str = "destroyed";
+/// Milliseconds, or what the browser makes of them, until a failed answer is not that of a lost device.
+#[cfg(target_arch = "wasm32")]
+const PATIENCE: u32 = 20;
+
 #[cfg(not(target_arch = "wasm32"))]
 type ScopeFuture = Pin<Box<dyn Future<Output = Option<wgpu::Error>> + Send>>;
 #[cfg(target_arch = "wasm32")]
@@ -102,6 +118,8 @@ pub struct Gpu {
     pub(super) tally: Arc<Tally>,
     pub(super) pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     pub(super) profile: Mutex<Option<Profile>>,
+    /// See [`Gpu::substitute`].
+    substitutes: Mutex<Vec<&'static Shader>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -110,13 +128,24 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// The first failure that the device reported.
+/// What has gone wrong with the device.
 #[derive(Default)]
-struct Fault(Mutex<Option<String>>);
+struct Fault(Mutex<Failure>);
+
+#[derive(Default)]
+struct Failure {
+    /// The first error that it reported.
+    first: Option<String>,
+    /// Why it is gone, and its words: that tells more than what followed from it.
+    lost: Option<(&'static str, String)>,
+}
 
 impl Fault {
     fn raise(&self, message: String) {
-        locked(&self.0).get_or_insert(message);
+        locked(&self.0).first.get_or_insert(message);
+    }
+    fn lose(&self, reason: &'static str, message: String) {
+        locked(&self.0).lost.get_or_insert((reason, message));
     }
 }
 
@@ -173,9 +202,12 @@ impl Gpu {
         let uncaptured = fault.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| uncaptured.raise(error.to_string())));
         let lost = fault.clone();
-        let adapter_name = name(&info);
         device.set_device_lost_callback(move |reason, message| {
-            lost.raise(format!("lost ({reason:?}): {message}; adapter {adapter_name}"));
+            let reason = match reason {
+                wgpu::DeviceLostReason::Destroyed => DESTROYED,
+                wgpu::DeviceLostReason::Unknown => "unknown",
+            };
+            lost.lose(reason, message);
         });
         Ok(Gpu {
             device,
@@ -188,6 +220,7 @@ impl Gpu {
             tally: Arc::default(),
             pipelines: Mutex::default(),
             profile: Mutex::default(),
+            substitutes: Mutex::default(),
         })
     }
 
@@ -246,13 +279,25 @@ impl Gpu {
     /// Gives the device up at once, whoever still holds buffers of it. Everything fails from now on.
     pub fn destroy(&self) {
         self.device.destroy();
-        self.fault.raise(format!("lost (Destroyed): given up by the program; adapter {}", name(&self.adapter)));
+        self.fault.lose(DESTROYED, "given up by the program".into());
     }
 
-    /// Fails with the first error that the device has reported, if any.
+    /// From now on this shader is made where the table's of its name would be: whoever tests the tests needs wrong ones.
+    #[doc(hidden)]
+    pub fn substitute(&self, shader: &'static Shader) {
+        locked(&self.substitutes).push(shader);
+    }
+
+    /// The shader of this name: the table's, or one that stands in for it.
+    pub(super) fn shader(&self, kernel: &str, variant: &str) -> Option<&'static Shader> {
+        let named = |shader: &&&'static Shader| shader.kernel == kernel && shader.variant == variant;
+        locked(&self.substitutes).iter().find(named).copied().or_else(|| find(kernel, variant))
+    }
+
+    /// Fails with the first error that the device has reported, if any, or because it is gone.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::DeviceLost`], [`Error::Device`].
     pub fn check(&self) -> Result<()> {
         locked(&self.scopes).retain_mut(|(what, scope)| match scope.now_or_never() {
             None => true,
@@ -264,15 +309,19 @@ impl Gpu {
             }
         });
         match &*locked(&self.fault.0) {
-            Some(message) => Err(Error::Device { message: message.clone() }),
-            None => Ok(()),
+            Failure { lost: Some((reason, message)), .. } => {
+                Err(Error::DeviceLost { reason, message: message.clone(), adapter: name(&self.adapter) })
+            }
+            Failure { first: Some(message), .. } => Err(Error::Device { message: message.clone() }),
+            Failure { first: None, lost: None } => Ok(()),
         }
     }
 
-    /// Waits until the device has answered for every buffer and pipeline made so far. Outside a browser it has.
+    /// Waits until the device has answered for every buffer and pipeline made so far. Outside a browser it has. What it
+    /// refused belongs to nobody here, so the device counts as failed: whoever can do without calls [`Gpu::settled`].
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::DeviceLost`], [`Error::Device`].
     pub async fn settle(&self) -> Result<()> {
         let scopes = std::mem::take(&mut *locked(&self.scopes));
         for (what, scope) in scopes {
@@ -281,6 +330,47 @@ impl Gpu {
             }
         }
         self.check()
+    }
+
+    /// What `make` makes, once the device has answered for all of it. When it refuses a part, only `make` has failed: the
+    /// device goes on.
+    ///
+    /// # Errors
+    /// Those of `make`; [`Error::Device`] with what the device says, [`Error::DeviceLost`].
+    pub async fn settled<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        // No task runs between these lines: what is in the list then is of `make`.
+        let others = std::mem::take(&mut *locked(&self.scopes));
+        let made = make();
+        let own = std::mem::replace(&mut *locked(&self.scopes), others);
+        let mut refused = None;
+        for (what, scope) in own {
+            if let Some(error) = scope.await {
+                refused.get_or_insert(said(&what, &error));
+            }
+        }
+        let made = made?;
+        self.check()?;
+        match refused {
+            Some(message) => Err(Error::Device { message }),
+            None => Ok(made),
+        }
+    }
+
+    /// What has become of the device when one of its answers failed with `error`: a browser says so before it says that the
+    /// device is gone.
+    pub(super) async fn fate(&self, error: Error) -> Error {
+        let known = |gpu: &Self| matches!(gpu.check(), Err(Error::DeviceLost { .. }));
+        #[cfg(target_arch = "wasm32")]
+        for _ in 0..PATIENCE {
+            if known(self) {
+                break;
+            }
+            super::wait::tick().await;
+        }
+        if known(self) {
+            return self.check().err().unwrap_or(error);
+        }
+        error
     }
 
     /// Runs `make` and returns what the device says about it, naming it `what`.

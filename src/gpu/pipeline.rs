@@ -5,7 +5,7 @@
 
 use super::buffer::{Buffer, MemoryKind};
 use super::device::{locked, Gpu};
-use super::shaders::{find, BindingInfo, BindingKind, Shader};
+use super::shaders::{BindingInfo, BindingKind, Shader};
 use crate::{Error, Result};
 use std::fmt;
 use std::ops::Range;
@@ -115,7 +115,7 @@ impl Gpu {
     /// [`Error::Unsupported`] when the table has no such variant or the device lacks a feature of it;
     /// [`Error::Device`] with the device's message when it refuses.
     pub fn pipeline(&self, kernel: &str, variant: &str, overrides: &[(&str, f64)]) -> Result<Arc<Pipeline>> {
-        let shader = find(kernel, variant).ok_or_else(|| Error::Unsupported {
+        let shader = self.shader(kernel, variant).ok_or_else(|| Error::Unsupported {
             what: format!("kernel {kernel}/{variant}: no such shader in this build"),
         })?;
         self.pipeline_of(shader, overrides)

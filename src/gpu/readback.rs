@@ -108,7 +108,7 @@ impl ReadbackRing {
     /// The oldest payload if it has arrived. Never waits.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) when the device has failed.
+    /// [`Error::Device`](crate::Error::Device) when the device has failed, [`Error::DeviceLost`](crate::Error::DeviceLost).
     pub fn poll(&mut self, gpu: &Gpu) -> Result<Option<Vec<u8>>> {
         self.drop_abandoned();
         if self.flights.is_empty() {
@@ -122,8 +122,17 @@ impl ReadbackRing {
     /// Outside a browser the future blocks its thread.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) when the device has failed.
+    /// [`Error::Device`](crate::Error::Device) when the device has failed, [`Error::DeviceLost`](crate::Error::DeviceLost).
     pub async fn oldest(&mut self, gpu: &Gpu) -> Result<Option<Vec<u8>>> {
+        match self.wait_for_oldest(gpu).await {
+            Ok(payload) => Ok(payload),
+            Err(error) => Err(gpu.fate(error).await),
+        }
+    }
+
+    async fn wait_for_oldest(&mut self, gpu: &Gpu) -> Result<Option<Vec<u8>>> {
+        // What the device could not make is in no payload.
+        gpu.settle().await?;
         if let Some(payload) = self.poll(gpu)? {
             return Ok(Some(payload));
         }

@@ -73,12 +73,11 @@ impl Recording {
 }
 
 impl Gpu {
-    /// Sends a recording as one submission. Consecutive dispatches share a pass; with profiling on, each has its own.
+    /// Makes sure that a recording can be submitted: compiles what it needs, and checks its grids.
     ///
     /// # Errors
-    /// [`Error::Device`] when a grid is too large, a kernel does not compile, or with the first error that the device has
-    /// reported.
-    pub fn submit(&self, recording: Recording) -> Result<()> {
+    /// As [`Gpu::submit`].
+    pub fn prepare(&self, recording: &Recording) -> Result<()> {
         self.check()?;
         let most = self.limits().max_compute_workgroups_per_dimension;
         for command in &recording.commands {
@@ -91,6 +90,16 @@ impl Gpu {
                 self.compile(bound.pipeline())?;
             }
         }
+        Ok(())
+    }
+
+    /// Sends a recording as one submission. Consecutive dispatches share a pass; with profiling on, each has its own.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a grid is too large, a kernel does not compile, or with the first error that the device has
+    /// reported.
+    pub fn submit(&self, recording: Recording) -> Result<()> {
+        self.prepare(&recording)?;
 
         let mut profile = locked(&self.profile);
         let mut timestamps = match &*profile {

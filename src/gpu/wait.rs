@@ -17,7 +17,11 @@ impl Gpu {
             let _ = sender.send(result);
         });
         self.wait(None)?;
-        self.mapped(self.answer(receiver).await, staging, staging.size())
+        let answer = self.answer(receiver).await;
+        match self.mapped(answer, staging, staging.size()) {
+            Ok(data) => Ok(data),
+            Err(error) => Err(self.fate(error).await),
+        }
     }
 
     /// The first `bytes` bytes of a buffer whose mapping ended in `result`; unmaps it.
@@ -105,7 +109,7 @@ impl Gpu {
 
 /// A millisecond of the event loop, or what the browser makes of it.
 #[cfg(target_arch = "wasm32")]
-async fn tick() {
+pub(super) async fn tick() {
     use wasm_bindgen::prelude::*;
     #[wasm_bindgen]
     extern "C" {

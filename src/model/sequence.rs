@@ -276,12 +276,27 @@ impl Sequence {
         self.reading = Some(Before { length: before, cached, floors, windows });
         self.tokens.extend(tokens);
         let left = if shallow(&reading) { Windows::EncoderReady } else { windows };
-        if !self.read(&reading, left, progress).await? {
+        let whole = match self.read(&reading, left, progress).await {
+            Ok(whole) => whole,
+            Err(error) => {
+                // What was read stays, as when a reading is stopped. A device that cannot even say so is lost or has failed.
+                let _ = self.settle_async().await;
+                return Err(error);
+            }
+        };
+        if !whole {
             self.settle_async().await?;
             return Err(Error::Stopped { read: self.tokens.len() - before, of: tokens.len() });
         }
         self.reading = None;
         Ok(())
+    }
+
+    /// The text is its first `length` tokens again, of a sequence whose device is gone: what it had computed is gone too.
+    pub fn forget(&mut self, length: usize) {
+        self.reading = None;
+        self.run = None;
+        self.tokens.truncate(length);
     }
 
     /// Goes back to the first `length` tokens. What their pages hold stays; windows are rebuilt as `replay` says.
@@ -320,7 +335,8 @@ impl Sequence {
     /// The device's.
     pub async fn fork_async(&mut self) -> Result<Self> {
         self.settle_async().await?;
-        let mut fork = Self::new(self.model.clone())?;
+        let model = self.model.clone();
+        let mut fork = model.gpu.settled(|| Self::new(model.clone())).await?;
         let mut recording = Recording::new();
         fork.cache.copy_windows(&mut recording, &self.cache);
         self.model.gpu.submit(recording)?;
@@ -410,7 +426,7 @@ impl Sequence {
         'spans: for span in &reading.spans {
             debug_assert_eq!(self.cached, span.start);
             while self.cached < span.end {
-                let rows = self.send_rows((span.end - self.cached).min(layout.rows), Step::default())?;
+                let rows = self.send_rows((span.end - self.cached).min(layout.rows), Step::default()).await?;
                 let mut recording = Recording::new();
                 self.kernels.record(&mut recording, &self.cache, rows, span.depth, false, &mut ())?;
                 self.kernels.record_advance(&mut recording);
@@ -443,11 +459,11 @@ impl Sequence {
 
     /// Uploads the next tokens of the text, `most` at most and as many as lie in pages of one slab, and the step that reads
     /// them.
-    pub(super) fn send_rows(&mut self, most: usize, step: Step) -> Result<Rows> {
+    pub(super) async fn send_rows(&mut self, most: usize, step: Step) -> Result<Rows> {
         let model = self.model.clone();
         let gpu = &model.gpu;
         let start = self.cached;
-        self.own_pages(start..start + most)?;
+        self.own_pages(start..start + most).await?;
         let slab =
             |position: usize| self.cache.pages.with(|pages| pages.get(position / PAGE_TOKENS).map_or(0, Page::slab));
         let first = slab(start);
@@ -468,10 +484,12 @@ impl Sequence {
     }
 
     /// Pages for the tokens at `positions`, and kernels that know their slabs.
-    fn own_pages(&mut self, positions: Range<usize>) -> Result<()> {
+    async fn own_pages(&mut self, positions: Range<usize>) -> Result<()> {
         let Model { gpu, pool, .. } = &*self.model;
         if pool.layout().page_words > 0 {
-            self.cache.own_pages(gpu, pool, positions.start.max(self.kept)..positions.end.max(self.kept))?;
+            let positions = positions.start.max(self.kept)..positions.end.max(self.kept);
+            pool.reserve(gpu, self.cache.missing_pages(positions.clone())).await?;
+            self.cache.own_pages(gpu, pool, positions)?;
         }
         self.kernels.know_slabs(pool)
     }
@@ -507,7 +525,7 @@ impl Sequence {
             ..Step::default()
         };
         gpu.upload(&self.cache.stop_ids, 0, bytemuck::cast_slice(&request.stop_ids));
-        self.send_rows(1, step)?;
+        self.send_rows(1, step).await?;
         self.run = Some(Run {
             max_tokens: request.max_tokens,
             drawn: self.generator.drawn,
@@ -526,10 +544,10 @@ impl Sequence {
     }
 
     /// Sends the next step of a run: one token, one submission.
-    fn send_step(&mut self) -> Result<()> {
+    async fn send_step(&mut self) -> Result<()> {
         let run = self.run.as_ref().expect("a run is in progress");
         let position = self.cached + run.submitted - run.received;
-        self.own_pages(position..position + 1)?;
+        self.own_pages(position..position + 1).await?;
         let rows = Rows { position: position as u32, count: 1, floors: self.floors };
         let mut recording = Recording::new();
         let depth = Depth::all(&self.model.config);
@@ -589,10 +607,11 @@ impl Sequence {
 
     /// Ends a reading that was left: what was read stays.
     pub(super) async fn settle_reading(&mut self) -> Result<()> {
-        if let Some(before) = self.reading.take() {
+        if let Some(before) = self.reading {
             while self.readback.in_flight() > 0 {
                 self.readback.oldest(&self.model.gpu).await?;
             }
+            self.reading = None;
             self.tokens.truncate(self.cached.max(before.length));
             if self.cached == before.cached {
                 (self.floors, self.windows) = (before.floors, before.windows);
@@ -712,7 +731,7 @@ impl Generation<'_> {
                 if run.submitted == run.max_tokens || run.submitted - run.received >= AHEAD {
                     break;
                 }
-                self.sequence.send_step()?;
+                self.sequence.send_step().await?;
             }
             self.sequence.take_batch().await?;
         }

@@ -47,7 +47,7 @@ impl Sequence {
             return Err(Error::Setting { setting: "traced tokens", found, allowed: format!("1 to {}", layout.rows) });
         }
         self.tokens.extend(tokens);
-        let rows = self.send_rows(tokens.len(), Step::default())?;
+        let rows = pollster::block_on(self.send_rows(tokens.len(), Step::default()))?;
         if rows.count as usize != tokens.len() {
             self.tokens.truncate(self.cached);
             let (found, allowed) = (tokens.len().to_string(), "as many as lie in one slab of pages".into());
@@ -74,7 +74,7 @@ impl Sequence {
         let Model { gpu, config, layout, scratch, weights, .. } = &*model;
         let (t, h) = (tokens.len(), config.hidden_size);
         self.tokens.extend(tokens);
-        let rows = self.send_rows(t, Step::default());
+        let rows = pollster::block_on(self.send_rows(t, Step::default()));
         self.tokens.truncate(self.cached);
         let rows = rows?;
         let mut padded = vec![0.0; t * layout.streams];

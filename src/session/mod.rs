@@ -91,12 +91,23 @@ impl Engine {
         self.live.borrow().len()
     }
 
-    /// An empty session.
+    /// An empty session, once the device has answered for its buffers. One for which there is no memory leaves the others as
+    /// they are.
     ///
     /// # Errors
     /// The device's.
+    pub async fn session_async(self: &Rc<Self>) -> Result<Session> {
+        let sequence = self.model.gpu().settled(|| Sequence::new(self.model.clone())).await?;
+        Ok(self.adopt(sequence))
+    }
+
+    /// [`Engine::session_async`], blocking.
+    ///
+    /// # Errors
+    /// As [`Engine::session_async`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn session(self: &Rc<Self>) -> Result<Session> {
-        Ok(self.adopt(Sequence::new(self.model.clone())?))
+        pollster::block_on(self.session_async())
     }
 
     fn adopt(self: &Rc<Self>, sequence: Sequence) -> Session {
@@ -217,8 +228,18 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::EmptyPrompt`], [`Error::TokenId`], [`Error::Context`], with the text as before;
-    /// [`Error::Stopped`]; the device's and the store's.
+    /// [`Error::Stopped`]; the device's and the store's. When the device is lost the text is what it was.
     pub async fn append_async(&mut self, tokens: &[u32], how: Append, progress: Progress<'_>) -> Result<Appended> {
+        let before = self.len();
+        let done = self.read(tokens, how, progress).await;
+        if let (Err(Error::DeviceLost { .. }), Some(sequence)) = (&done, &mut self.sequence) {
+            sequence.forget(before);
+        }
+        self.publish();
+        done
+    }
+
+    async fn read(&mut self, tokens: &[u32], how: Append, progress: Progress<'_>) -> Result<Appended> {
         let engine = self.engine.clone();
         let sequence = self.sequence()?;
         sequence.settle_async().await?;
@@ -241,7 +262,6 @@ impl Session {
             rest => sequence.append_async(rest, how.prefill, progress).await,
         };
         let replayed = sequence.replayed() - replayed;
-        self.publish();
         done?;
         Ok(Appended { reused, replayed })
     }

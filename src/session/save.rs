@@ -303,7 +303,7 @@ impl Engine {
         if reader.tokens.len() > context {
             return Err(Error::Context { needed: reader.tokens.len(), allowed: context });
         }
-        let mut sequence = Sequence::new(self.model.clone())?;
+        let mut sequence = model.gpu().settled(|| Sequence::new(self.model.clone())).await?;
         let pages = upload(model, &mut reader, usize::MAX).await?;
         let Manifest { cached, kept, floors, generator, .. } = reader.manifest;
         // Without Full layers there are no pages to lose.
@@ -435,6 +435,7 @@ async fn upload(model: &Model, reader: &mut Reader<'_>, most: usize) -> Result<V
     let mut pages = vec![];
     while pages.len() < most {
         let Some(run) = reader.next_pages().await? else { break };
+        pool.reserve(gpu, (run.words.len() / page_words).min(most - pages.len())).await?;
         for words in run.words.chunks(page_words).take(most - pages.len()) {
             let page = pool.take(gpu)?;
             pool.write(gpu, &page, words);

@@ -14,7 +14,7 @@ use super::session::WasmSession;
 use super::store::WasmStore;
 use crate::checkpoint::{Checkpoint, Fingerprint};
 use crate::config::{Config, Role};
-use crate::gpu::{DeviceOptions, Gpu, MemoryKind};
+use crate::gpu::{DeviceOptions, FeatureUse, Gpu, MemoryKind};
 use crate::model::{MemoryPlan, Model};
 use crate::session::Engine;
 use crate::store::RecordId;
@@ -36,6 +36,7 @@ export interface MemoryPlan {
 }
 export interface EngineInfo {
   adapter: { name: string; software: boolean; description: string };
+  /** What is used of the device: that which a kernel has a use for and the browser gives. */
   features: { f16: boolean; subgroups: boolean; dot4: boolean; timestamps: boolean };
   limits: { maxBufferSize: number; maxStorageBufferBindingSize: number; maxComputeWorkgroupStorageSize: number;
     maxComputeInvocationsPerWorkgroup: number; maxStorageBuffersPerShaderStage: number };
@@ -46,6 +47,10 @@ export interface EngineInfo {
   chunk: number;
   memory: MemoryPlan;
   layers: Array<{ index: number; role: "window" | "full" | "reindex" | "reuse"; ratio: number; part: "encoder" | "decoder"; engram: boolean }>;
+}
+export interface SelfTestReport {
+  ok: boolean; milliseconds: number; adapter: string;
+  kernels: Array<{ kernel: string; variant: string; worst: number; allowed: number; ok: boolean; message?: string }>;
 }
 export interface Counters {
   submissions: number; dispatches: number; dispatchesByKernel: Record<string, number>; blockingReadbacks: number; readbacks: number;
@@ -161,13 +166,30 @@ impl WasmEngine {
         self.place.bos
     }
 
-    /// An empty session.
+    /// An empty session, once the device has its memory.
+    #[wasm_bindgen(unchecked_return_type = "Promise<WasmSession>")]
+    pub fn session(&self) -> Promise {
+        let place = self.place.clone();
+        promise(async move {
+            let session = place.engine.session_async().await?;
+            Ok(WasmSession::new(place, session).into())
+        })
+    }
+
+    /// Fails when the device is lost or has failed, which nothing but another engine mends.
     ///
     /// # Errors
     /// The device's.
-    pub fn session(&self) -> Result<WasmSession, JsValue> {
+    pub fn check(&self) -> Result<(), JsValue> {
         alive()?;
-        Ok(WasmSession::new(self.place.clone(), self.place.engine.session()?))
+        Ok(self.place.engine.model().gpu().check()?)
+    }
+
+    /// Runs every kernel on the engine's device, against its CPU twin.
+    #[wasm_bindgen(js_name = selfTest, unchecked_return_type = "Promise<SelfTestReport>")]
+    pub fn self_test(&self) -> Promise {
+        let gpu = self.place.engine.model().gpu().clone();
+        promise(async move { Ok(to_js(&json!(crate::selftest::run(&gpu).await?))) })
     }
 
     /// A session that was saved.
@@ -216,8 +238,9 @@ async fn load(files: &Map, options: &Options) -> Result<Place, JsValue> {
     let fingerprint = Fingerprint::read(&checkpoint, Some(&tokenizer_json)).await?;
     drop(tokenizer_json);
 
-    // A page takes the adapter that the browser has, be it software.
-    let gpu = Gpu::new(&DeviceOptions { software: true, ..DeviceOptions::default() }).await?;
+    // A page takes the adapter that the browser has, be it software. Nothing asks for times there.
+    let features = FeatureUse { timestamps: false, ..FeatureUse::of_kernels() };
+    let gpu = Gpu::new(&DeviceOptions { software: true, features, ..DeviceOptions::default() }).await?;
     let mut thrown = None;
     let mut heard = |loaded: u64, total: u64| {
         if let (Some(progress), None) = (&progress, &thrown) {

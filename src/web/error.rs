@@ -33,8 +33,9 @@ fn told(error: &Error) -> (&'static str, Value) {
         Error::DeviceLimit { what, needed, allowed } => {
             ("DEVICE_LIMIT", json!({ "what": what, "needed": needed, "allowed": allowed }))
         }
-        // The device's own words begin so when it is gone.
-        Error::Device { message } if message.starts_with("lost (") => ("DEVICE_LOST", json!({ "message": message })),
+        Error::DeviceLost { reason, message, adapter } => {
+            ("DEVICE_LOST", json!({ "reason": reason, "message": message, "adapter": adapter }))
+        }
         Error::Device { message } => ("DEVICE", json!({ "message": message })),
         Error::Fingerprint { session, part, found, allowed } => {
             ("FINGERPRINT", json!({ "session": session, "part": part, "found": found, "allowed": allowed }))
