@@ -82,6 +82,16 @@ pub enum Error {
         /// What would have been accepted.
         allowed: String,
     },
+    /// A field of a conversation is missing, or is not what it can be.
+    #[error("`{field}`: found {found}, allowed: {allowed}")]
+    Argument {
+        /// Path of the field.
+        field: String,
+        /// What was found there.
+        found: String,
+        /// What would have been accepted.
+        allowed: String,
+    },
     /// A logit was NaN or infinite: the text ends here, and no token is made of it.
     #[error("non-finite logit at position {position}")]
     NonFinite {

@@ -14,7 +14,7 @@
 //! | [`reading`] | which rows of a text each layer runs |
 //! | [`checkpoint`] | where weights come from: safetensors files in the released layout |
 //! | [`snapshot`] | the bytes of a saved session: what a save writes, how a damaged one is mended; knows no device |
-//! | [`text`] | tokenizer, streaming detokenizer, the Engram tables that follow from them |
+//! | [`text`] | tokenizer, streaming detokenizer, conversations, the Engram tables that follow from them |
 //! | [`gpu`] | device, buffers, pipelines, recording, readback, counters; knows no model |
 //! | [`kernels`] | one file per WGSL file: bindings, sizes, dispatch; knows `gpu`, no model |
 //! | [`reference`](mod@reference) | the CPU twin of every kernel, and of the whole model: the executable specification |

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests the npm package: types, unit tests, size, and everything in a headless Chromium whose WebGPU runs on the CPU.
+# Tests the npm package: types, unit tests, API documentation, size, and everything in Node, in Deno, and in a headless Chromium, whose
+# WebGPU runs on the CPU.
 # Needs Node 20 or newer; installs the rest where it can. Arguments are the files to run in the browser (default: all).
 #
 #   tools/test-web.sh
@@ -67,6 +68,8 @@ step "wasm with tests inside" tools/build-web.sh target/web-tests --features bro
 step "types" npm run --silent typecheck
 step "package" npm run --silent build
 step "unit tests" node --test pkg/test/*.test.mjs
+step "api documentation" npm run --silent docs -w cedra
 step "size" npm run --silent size -w cedra
+step "node and deno" node --test --test-reporter=spec tests/node/node.test.mjs
 step "browser tests" browser_tests "$@"
 echo "--- all passed: $SECONDS s"

@@ -1,6 +1,9 @@
+import { Chat } from "./chat.js";
 import { CedraError } from "./errors.js";
 import { WorkerLink } from "./link.js";
+import type { Counters, Fit } from "./info.js";
 import type {
+  Args,
   EngineState,
   Link,
   LoadProgress,
@@ -11,18 +14,33 @@ import type {
   StoreRef,
   StoreUsage,
 } from "./protocol.js";
+import { prefersWorker } from "./runtime.js";
 import { Session, tokenIds } from "./session.js";
 import { configOf, type ModelSource, resolveSource } from "./source.js";
+import { adapterLimits } from "./supported.js";
 import type { WasmSource } from "./wasm.js";
 
+/** What a plan is made for. */
+export interface PlanOptions {
+  /** Tokens that a session is to hold. */
+  context: number;
+  /** Where the wasm is, when it is not beside the package. */
+  wasm?: WasmSource;
+  /** Ends it with `ABORTED`. */
+  signal?: AbortSignal;
+}
+
+/** How a model is loaded. */
 export interface LoadOptions {
   /** Tokens that a session can hold; memory is planned for it. Default: what the model was made for. */
   context?: number;
   /** Rows that are computed at a time when a text is read. */
   chunk?: number;
+  /** Hears how it goes. */
   onProgress?: (progress: LoadProgress) => void;
+  /** Ends it with `ABORTED`. */
   signal?: AbortSignal;
-  /** Whether the engine has a thread of its own (default), or the worker to use, whose script is `cedra/worker`. */
+  /** Whether the engine has a thread of its own (default, except in Node and Deno), or the worker to use, whose script is `cedra/worker`. */
   worker?: boolean | Worker;
   /** Where the wasm is, when it is not beside the package: its URL, bytes or module. */
   wasm?: WasmSource;
@@ -36,17 +54,20 @@ export class Engine {
   readonly #config: string;
   readonly #wasm: WasmSource | undefined;
   #state: EngineState;
+  /** Chats in the shape of OpenAI's API, with sessions kept behind them. */
+  readonly chat: Chat;
 
   private constructor(link: Link, config: string, wasm: WasmSource | undefined, state: EngineState) {
     this.#link = link;
     this.#config = config;
     this.#wasm = wasm;
     this.#state = state;
+    this.chat = new Chat(link, () => this.session());
   }
 
   /** Loads a model: downloads and verifies what is not cached, and streams it to the device. */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
-    const { signal, onProgress, worker = true, wasm, cache = true, context, chunk } = options;
+    const { signal, onProgress, worker = prefersWorker(), wasm, cache = true, context, chunk } = options;
     const resolved = await resolveSource(source);
     const link = await linkTo(worker);
     try {
@@ -65,13 +86,11 @@ export class Engine {
     }
   }
 
-  /** Memory that a model needs, in bytes by kind, before anything but its `config.json` is downloaded. Needs no GPU. */
-  static async plan(
-    source: ModelSource,
-    options: { context: number; wasm?: WasmSource; signal?: AbortSignal },
-  ): Promise<Record<string, unknown>> {
+  /** Memory that a model needs, and whether the adapter, if there is one, allows it. Downloads no more than its `config.json`. */
+  static async plan(source: ModelSource, options: PlanOptions): Promise<Fit> {
     const { context, wasm, signal } = options;
-    return plan(await configOf(source, signal), context, wasm);
+    const [config, limits] = [await configOf(source, signal), await adapterLimits()];
+    return plan(await linkTo(false), { config, context, ...(limits && { limits }), ...(wasm !== undefined && { wasm }) });
   }
 
   /** The adapter, what of it is used, the model's sizes and its layers with their roles. */
@@ -89,9 +108,10 @@ export class Engine {
     return this.#state.weights;
   }
 
-  /** Memory that this model would need for another length of context, in bytes by kind. */
-  plan(context: number): Promise<Record<string, unknown>> {
-    return this.#link.call("plan", { config: this.#config, context, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
+  /** Memory that this model would need for another length of context, and whether the device allows it. */
+  plan(context: number): Promise<Fit> {
+    const { limits } = this.info;
+    return plan(this.#link, { config: this.#config, context, limits, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
   }
 
   /**
@@ -115,7 +135,7 @@ export class Engine {
   }
 
   /** What the device has done so far. */
-  counters(): Promise<Record<string, unknown>> {
+  counters(): Promise<Counters> {
     return this.#link.call("counters", {});
   }
 
@@ -124,6 +144,7 @@ export class Engine {
     return this.#link.call("encode", { text, special });
   }
 
+  /** A text of tokens, control tokens included. */
   decode(ids: ArrayLike<number>): Promise<string> {
     return this.#link.call("decode", { ids: tokenIds(ids) });
   }
@@ -172,8 +193,9 @@ export const idb = (name: string): StoreRef => ({ kind: "indexedDB", name });
 /** Sessions in the engine's memory, as long as it lives. The same name is the same store. */
 export const memory = (name = "default"): StoreRef => ({ kind: "memory", name });
 
-async function plan(config: string, context: number, wasm: WasmSource | undefined): Promise<Record<string, unknown>> {
-  return (await linkTo(false)).call("plan", { config, context, ...(wasm !== undefined && { wasm }) });
+async function plan(link: Link, args: Args<"plan">): Promise<Fit> {
+  const { plan, exceeded } = await link.call("plan", args);
+  return { ...plan, fits: args.limits && !exceeded, ...(exceeded && { exceeded }) };
 }
 
 async function linkTo(worker: boolean | Worker): Promise<Link> {

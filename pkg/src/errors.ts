@@ -46,6 +46,7 @@ export type ErrorData = Readonly<Record<string, unknown>>;
 
 /** The one error that this package throws. */
 export class CedraError extends Error {
+  /** Always this. */
   override readonly name = "CedraError";
 
   constructor(

@@ -16,7 +16,7 @@ import type {
 } from "./protocol.js";
 import { bringBack, type Found } from "./recover.js";
 import { StopMatcher } from "./stop.js";
-import { loadWasm, type WasmEngine, type WasmGeneration, type WasmModule, type WasmSession, type WasmSource, type WasmStore } from "./wasm.js";
+import { loadWasm, type WasmEngine, type WasmGeneration, type WasmModule, type WasmReply, type WasmSession, type WasmSource, type WasmStore } from "./wasm.js";
 
 /** A session, and what it needs besides the wasm. */
 interface Open {
@@ -69,6 +69,7 @@ export class Host implements Link {
   #bos: number | undefined;
   #numbers = 0;
   readonly #sessions = new Map<number, Open>();
+  readonly #replies = new Map<number, WasmReply>();
   readonly #streams = new Map<number, Stream>();
   readonly #stores = new Map<string, Promise<WasmStore>>();
   /** Stores in memory are this host's own, so that their names mean nothing elsewhere. */
@@ -115,11 +116,13 @@ export class Host implements Link {
           onProgress: (loaded, total) => onProgress?.({ stage: "load", loaded, total }),
         });
       this.#engine = await this.#reload({ ...(signal && { signal }), ...(onProgress && { onProgress }) });
-      return { config, info: this.#engine.info as EngineState["info"], version: module.version(), weights: kept };
+      return { config, info: this.#engine.info, version: module.version(), weights: kept };
     },
 
-    plan: async ({ config, context, wasm }) => {
-      return (await this.wasm(wasm)).WasmEngine.plan(config, context) as Record<string, unknown>;
+    plan: async ({ config, context, limits, wasm }) => {
+      const { WasmEngine } = await this.wasm(wasm);
+      const exceeded = limits && WasmEngine.exceeded(config, context, limits);
+      return { plan: WasmEngine.plan(config, context), ...(exceeded && { exceeded }) };
     },
 
     recover: async (_, hooks) => {
@@ -130,11 +133,30 @@ export class Host implements Link {
 
     selfTest: async () => (await this.#device().selfTest()) as SelfTestReport,
 
-    counters: async () => this.#running().counters as Record<string, unknown>,
+    counters: async () => this.#running().counters,
 
     encode: async ({ text, special }) => this.#running().encode(text, special),
 
     decode: async ({ ids }) => this.#running().decode(ids),
+
+    encodeChat: async ({ conversation }) => this.#running().encodeChat(conversation),
+
+    reply: async ({ conversation }) => {
+      const id = ++this.#numbers;
+      this.#replies.set(id, this.#running().reply(conversation));
+      return id;
+    },
+
+    hear: async ({ reply: id, ids, end }) => {
+      const reply = this.#replies.get(id);
+      if (!reply) throw new CedraError("ARGUMENT", `reply ${id} is over`, { reply: id });
+      const deltas = reply.push(ids);
+      if (!end) return deltas;
+      this.#replies.delete(id);
+      deltas.push(...reply.finish());
+      reply.free();
+      return deltas;
+    },
 
     open: async ({ name, store }) => {
       const engine = this.#device();

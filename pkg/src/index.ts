@@ -1,19 +1,16 @@
-export { Engine, idb, memory, type LoadOptions } from "./engine.js";
-export { CedraError, type ErrorCode, type ErrorData } from "./errors.js";
+export { Chat, ChatCompletions, type ChatOptions } from "./chat.js";
 export type {
-  Finish,
-  KernelReport,
-  LayerRows,
-  LoadProgress,
-  ReadProgress,
-  RecoveredSession,
-  RecoverProgress,
-  SelfTestReport,
-  SessionEntry,
-  StoreRef,
-  StoreUsage,
+  ChatAssistantMessage, ChatCompletion, ChatCompletionChunk, ChatDelta, ChatFinish, ChatMessage, ChatRequest, ChatSystemMessage,
+  ChatTextPart, ChatTool, ChatToolCall, ChatToolMessage, ChatUsage, ChatUserMessage,
+} from "./completion.js";
+export { Engine, idb, memory, type LoadOptions, type PlanOptions } from "./engine.js";
+export { CedraError, type ErrorCode, type ErrorData } from "./errors.js";
+export type { BufferLimits, Counters, EngineInfo, Exceeded, Fit, LayerInfo, MemoryPlan } from "./info.js";
+export type {
+  DownloadProgress, Finish, KernelReport, LayerRows, LoadProgress, ReadProgress, RecoveredSession, RecoverProgress, RereadProgress,
+  SelfTestReport, SessionEntry, StoreRef, StoreUsage, UploadProgress, VerifyProgress,
 } from "./protocol.js";
-export { Answer, Session, type AppendOptions, type GenerateOptions, type Piece, type SaveOptions } from "./session.js";
+export { Answer, Session, type Appended, type AppendOptions, type GenerateOptions, type Piece, type SaveOptions, type Written } from "./session.js";
 export type { ModelSource } from "./source.js";
-export { isSupported, type Support } from "./supported.js";
+export { isSupported, type AdapterName, type Support } from "./supported.js";
 export type { WasmSource } from "./wasm.js";

@@ -1,18 +1,24 @@
 import type { WireError } from "./errors.js";
+import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
 import type { WasmSource } from "./wasm.js";
 
 // What a page and the thread of its engine say to each other. Everything here can be cloned.
 
 /** A place where sessions are kept; see `idb` and `memory`. */
 export interface StoreRef {
+  /** What holds it: the browser's storage, or the engine. */
   readonly kind: "indexedDB" | "memory";
+  /** Its name there. */
   readonly name: string;
 }
 
 /** A session in a store. */
 export interface SessionEntry {
+  /** Its name. */
   name: string;
+  /** Tokens of its text. */
   tokens: number;
+  /** Bytes in the store. */
   bytes: number;
   /** Milliseconds since 1970. */
   savedAt: number;
@@ -20,38 +26,73 @@ export interface SessionEntry {
 
 /** What a store holds. */
 export interface StoreUsage {
+  /** Sessions. */
   sessions: number;
+  /** Records; sessions with a beginning in common share theirs. */
   records: number;
+  /** Bytes in all. */
   bytes: number;
   /** Bytes that the browser still grants, where it says so. */
   available?: number;
 }
 
 /** How a load goes. */
-export type LoadProgress =
-  /** Bytes of weights that are here, over the network or from the cache. */
-  | { stage: "download"; file: string; loaded: number; total: number }
-  /** Bytes of a file whose hash is compared. */
-  | { stage: "verify"; file: string; loaded: number; total: number }
-  /** Bytes of weights on the device. */
-  | { stage: "load"; loaded: number; total: number };
+export type LoadProgress = DownloadProgress | VerifyProgress | UploadProgress;
+
+/** Bytes of weights that are here, over the network or from the cache. */
+export interface DownloadProgress {
+  /** Which part of a load this is. */
+  stage: "download";
+  /** The file. */
+  file: string;
+  /** Bytes that are here. */
+  loaded: number;
+  /** Bytes that there are. */
+  total: number;
+}
+
+/** Bytes of a file whose hash is compared. */
+export interface VerifyProgress {
+  /** Which part of a load this is. */
+  stage: "verify";
+  /** The file. */
+  file: string;
+  /** Bytes that were looked at. */
+  loaded: number;
+  /** Bytes that there are. */
+  total: number;
+}
+
+/** Bytes of weights on the device. */
+export interface UploadProgress {
+  /** Which part of a load this is. */
+  stage: "load";
+  /** Bytes that are there. */
+  loaded: number;
+  /** Bytes that there will be. */
+  total: number;
+}
 
 /** Tokens that were read, of those to be read. */
 export interface ReadProgress {
+  /** Tokens that were read. */
   done: number;
+  /** Tokens to be read. */
   total: number;
 }
 
 /** Rows that a layer has run: as a whole, and only the part that feeds its cache. */
 export interface LayerRows {
+  /** Rows that it has run as a whole. */
   whole: number;
+  /** Rows of which it has run only what feeds its cache. */
   part: number;
 }
 
 export interface EngineState {
   /** The model's `config.json`. */
   config: string;
-  info: Readonly<Record<string, unknown>>;
+  info: Readonly<EngineInfo>;
   version: string;
   /** Where the weights lie now. */
   weights: "files" | "opfs" | "cache" | "memory";
@@ -78,13 +119,23 @@ export interface GenerateArgs {
   stop?: string[];
 }
 
+/** Why an answer ended: the model or a stop text ended it, or it has reached its length. */
 export type Finish = "stop" | "length";
 
 /** How a recovery goes: the weights go to the new device, then texts are read again. */
-export type RecoverProgress =
-  | { stage: "load"; loaded: number; total: number }
-  /** Tokens of one session that are read again, of those to be read. */
-  | { stage: "read"; name?: string; done: number; total: number };
+export type RecoverProgress = UploadProgress | RereadProgress;
+
+/** Tokens of one session that are read again, of those to be read. */
+export interface RereadProgress {
+  /** What is going on. */
+  stage: "read";
+  /** The session's name in its store, if it has one. */
+  name?: string;
+  /** Tokens that are read. */
+  done: number;
+  /** Tokens to be read. */
+  total: number;
+}
 
 /** What has become of a session when its engine got a new device. */
 export interface RecoveredSession {
@@ -98,12 +149,15 @@ export interface RecoveredSession {
 
 /** What the self test says of one variant of one kernel. */
 export interface KernelReport {
+  /** The kernel's name. */
   kernel: string;
+  /** Which of its variants. */
   variant: string;
   /** The largest relative error; of kernels that have to be exact, how many values differ. */
   worst: number;
   /** What is allowed of it. */
   allowed: number;
+  /** Whether it does what it should. */
   ok: boolean;
   /** The first thing that is wrong. */
   message?: string;
@@ -113,12 +167,19 @@ export interface KernelReport {
 export interface SelfTestReport {
   /** Whether every kernel does on this device what it should. */
   ok: boolean;
+  /** How long it took. */
   milliseconds: number;
   /** The adapter, its features and limits. */
   adapter: string;
   /** Every variant that the device runs. */
   kernels: KernelReport[];
 }
+/** What a piece of a reply adds. */
+export type ReplyDelta =
+  | { type: "reasoning"; text: string }
+  | { type: "content"; text: string }
+  | { type: "call"; index: number; name: string }
+  | { type: "arguments"; index: number; text: string };
 
 /** Every call: what it takes, what it gives, what it reports on the way. */
 export interface Calls {
@@ -133,12 +194,20 @@ export interface Calls {
     result: EngineState;
     progress: LoadProgress;
   };
-  plan: { args: { config: string; context: number; wasm?: WasmSource }; result: Record<string, unknown>; progress: never };
   recover: { args: object; result: { info: EngineState["info"]; sessions: RecoveredSession[] }; progress: RecoverProgress };
   selfTest: { args: object; result: SelfTestReport; progress: never };
-  counters: { args: object; result: Record<string, unknown>; progress: never };
+  plan: {
+    args: { config: string; context: number; limits?: BufferLimits; wasm?: WasmSource };
+    result: { plan: MemoryPlan; exceeded?: Exceeded };
+    progress: never;
+  };
+  counters: { args: object; result: Counters; progress: never };
   encode: { args: { text: string; special: boolean }; result: Uint32Array; progress: never };
   decode: { args: { ids: Uint32Array }; result: string; progress: never };
+  encodeChat: { args: { conversation: string }; result: Uint32Array; progress: never };
+  /** Begins to listen to a reply; the result is its number. */
+  reply: { args: { conversation: string }; result: number; progress: never };
+  hear: { args: { reply: number; ids: Uint32Array; end: boolean }; result: ReplyDelta[]; progress: never };
   open: { args: { name?: string; store?: StoreRef }; result: SessionState; progress: never };
   sessions: { args: { store: StoreRef }; result: SessionEntry[]; progress: never };
   usage: { args: { store: StoreRef }; result: StoreUsage; progress: never };

@@ -1,6 +1,7 @@
 import { CedraError, fromWire } from "./errors.js";
 import type { Finish, LayerRows, Link, ReadProgress, SessionState, StoreRef } from "./protocol.js";
 
+/** How a text is read. */
 export interface AppendOptions {
   /**
    * Which rows the layers run: `"bounded"` reads with the encoder and gives the decoder the last rows only, `"exact"` whatever the
@@ -11,36 +12,65 @@ export interface AppendOptions {
   reuse?: boolean;
   /** Whether control tokens in a text are meant as such. Default: false, they stay text. */
   special?: boolean;
+  /** Hears how it goes. */
   onProgress?: (progress: ReadProgress) => void;
+  /** Ends it with `ABORTED`; what was read until then stays. */
   signal?: AbortSignal;
 }
 
+/** How tokens are made. */
 export interface GenerateOptions {
   /** Tokens to make at most. */
   maxTokens?: number;
   /** Divides the logits; 0, the default, takes the most likely token. */
   temperature?: number;
+  /** Takes the fewest tokens that together are this likely; 1, the default, takes all. */
   topP?: number;
+  /** Takes this many of the most likely tokens; 0, the default, takes all. */
   topK?: number;
+  /** The same seed draws the same tokens from the same distributions. Default: 0. */
   seed?: number | bigint;
   /** Texts that end the answer. They are not shown, but the session has the tokens that spelled them. */
   stop?: string | readonly string[];
   /** Tokens that end the answer. Default: the model's end token. */
   stopIds?: ArrayLike<number>;
+  /** Ends it with `ABORTED`; what was made until then stays. */
   signal?: AbortSignal;
 }
 
+/** How a session is saved. */
 export interface SaveOptions {
   /** Where to save from now on. Needed for a session that was made without a name. */
   name?: string;
+  /** The store to save in from now on. */
   store?: StoreRef;
   /** Whether the window rings are saved too: larger, and nothing is computed again when the session is opened. */
   rings?: "replay" | "saved";
 }
 
+/** What a reading did not have to do, and what it did again. */
+export interface Appended {
+  /** Tokens that were taken over from what other sessions had read. */
+  reused: number;
+  /** Rows that were computed again because windows are not kept. */
+  replayed: number;
+}
+
+/** What a save has written. */
+export interface Written {
+  /** Records. */
+  records: number;
+  /** Bytes. */
+  bytes: number;
+  /** Tokens of the text that is saved now. */
+  tokens: number;
+}
+
 /** A piece of an answer: whole characters, and the tokens that were made for it. */
 export interface Piece {
+  /** Whole characters. */
   text: string;
+  /** The tokens. */
   ids: Uint32Array;
   /** Why the answer ended, in its last piece. */
   finish?: Finish;
@@ -71,14 +101,17 @@ export class Answer implements AsyncIterableIterator<Piece> {
     return text;
   }
 
+  /** The next piece. */
   next(): Promise<IteratorResult<Piece, undefined>> {
     return this.#pieces.next();
   }
 
+  /** Ends the answer. */
   return(): Promise<IteratorResult<Piece, undefined>> {
     return this.#pieces.return(undefined);
   }
 
+  /** Itself. */
   [Symbol.asyncIterator](): this {
     return this;
   }
@@ -139,7 +172,7 @@ export class Session {
   }
 
   /** Reads a text, or tokens. The first text of a session begins with the model's first token. */
-  async append(text: string | ArrayLike<number>, options: AppendOptions = {}): Promise<{ reused: number; replayed: number }> {
+  async append(text: string | ArrayLike<number>, options: AppendOptions = {}): Promise<Appended> {
     const { signal, onProgress, special = false, ...how } = options;
     const args = { session: this.#id, text: typeof text === "string" ? text : tokenIds(text), special, ...how };
     const { state, ...done } = await this.#tracked(
@@ -203,7 +236,7 @@ export class Session {
    * meanwhile, and so may everything else. What was saved before stays whole until this has succeeded; a store without room
    * refuses with `QUOTA`, and `storeError` says so from then on.
    */
-  async save(options: SaveOptions = {}): Promise<{ records: number; bytes: number; tokens: number }> {
+  async save(options: SaveOptions = {}): Promise<Written> {
     const { state, ...written } = await this.#tracked(this.#link.call("save", { session: this.#id, ...options }));
     this.#state = state;
     return written;

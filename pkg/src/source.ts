@@ -1,11 +1,15 @@
 import { CedraError } from "./errors.js";
+import { localFile, readFolder } from "./runtime.js";
 
-/** Where a model comes from: the URL of its folder, or its files. */
+/** Where a model comes from: the URL of its folder, in Node and Deno also its path, or its files. */
 export type ModelSource = string | URL | FileList | readonly File[] | FileSystemDirectoryHandle | ReadonlyMap<string, Blob>;
 
 /** The source in a form that can be sent to a worker. */
 export async function resolveSource(source: ModelSource): Promise<{ url: string } | { files: Map<string, Blob> }> {
-  if (typeof source === "string" || source instanceof URL) return { url: folderUrl(source) };
+  if (typeof source === "string" || source instanceof URL) {
+    const folder = localFile(source);
+    return folder ? { files: complete(await readFolder(folder, wanted)) } : { url: folderUrl(source) };
+  }
   const files = new Map<string, Blob>();
   if (source instanceof Map) {
     for (const [name, blob] of source) files.set(name, blob);
@@ -16,10 +20,12 @@ export async function resolveSource(source: ModelSource): Promise<{ url: string 
   } else {
     for (const file of Array.from(source as ArrayLike<File>)) if (wanted(file.name)) files.set(file.name, file);
   }
-  if (!files.has("config.json")) {
-    throw new CedraError("NOT_FOUND", "config.json is not among the files", { files: [...files.keys()] });
-  }
-  return { files };
+  return { files: complete(files) };
+}
+
+function complete(files: Map<string, Blob>): Map<string, Blob> {
+  if (files.has("config.json")) return files;
+  throw new CedraError("NOT_FOUND", "config.json is not among the files", { files: [...files.keys()] });
 }
 
 /** `config.json` of a source, and nothing else of it. */

@@ -1,3 +1,5 @@
+import type { BufferLimits } from "./info.js";
+
 /** What {@link isSupported} found. */
 export interface Support {
   /** Whether an engine can run here. */
@@ -6,11 +8,22 @@ export interface Support {
   missing: string[];
   /** What goes on without, at a price: caching, locks, a worker. */
   degraded: string[];
-  adapter?: { vendor: string; architecture: string; description: string };
+  /** The adapter, as far as it tells. */
+  adapter?: AdapterName;
   /** Features of the adapter. */
   features: string[];
   /** Limits of the adapter that matter here. */
   limits: Record<string, number>;
+}
+
+/** What an adapter tells of itself. */
+export interface AdapterName {
+  /** Who made it. */
+  vendor: string;
+  /** Its family. */
+  architecture: string;
+  /** In words. */
+  description: string;
 }
 
 /** Limits that every kernel keeps to. They are the defaults of WebGPU, so only an adapter below its own standard falls short. */
@@ -27,7 +40,7 @@ const NEEDED: Record<string, number> = {
 interface Adapter {
   readonly features: Iterable<string>;
   readonly limits: Record<string, number>;
-  readonly info?: { vendor: string; architecture: string; description: string };
+  readonly info?: AdapterName;
 }
 
 /** Asks this browser for everything that an engine needs. Loads nothing and keeps no device. */
@@ -37,7 +50,7 @@ export async function isSupported(): Promise<Support> {
   const found: Support = { supported: false, missing, degraded, features: [], limits: {} };
   if (typeof WebAssembly === "undefined") missing.push("WebAssembly");
   const { navigator } = globalThis;
-  const gpu = (navigator as { gpu?: { requestAdapter(): Promise<Adapter | null> } } | undefined)?.gpu;
+  const gpu = webGpu();
   if (!gpu) missing.push(globalThis.isSecureContext === false ? "WebGPU: only pages over https and on localhost have it" : "WebGPU");
   const adapter = await gpu?.requestAdapter().catch(() => null);
   if (gpu && !adapter) missing.push("a WebGPU adapter: the browser offers none");
@@ -59,6 +72,17 @@ export async function isSupported(): Promise<Support> {
   found.supported = missing.length === 0;
   return found;
 }
+
+/** What of an adapter's limits decides whether a model fits; nothing without an adapter. */
+export async function adapterLimits(): Promise<BufferLimits | undefined> {
+  const adapter = await webGpu()?.requestAdapter().catch(() => null);
+  const limits = adapter?.limits as Partial<BufferLimits> | undefined;
+  const { maxBufferSize, maxStorageBufferBindingSize } = limits ?? {};
+  return maxBufferSize === undefined || maxStorageBufferBindingSize === undefined ? undefined : { maxBufferSize, maxStorageBufferBindingSize };
+}
+
+const webGpu = (): { requestAdapter(): Promise<Adapter | null> } | undefined =>
+  (globalThis.navigator as { gpu?: { requestAdapter(): Promise<Adapter | null> } } | undefined)?.gpu;
 
 /** Private windows have an IndexedDB that cannot be opened. */
 function storageWorks(): Promise<boolean> {

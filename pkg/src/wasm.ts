@@ -1,4 +1,7 @@
 import { CedraError } from "./errors.js";
+import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
+import type { ReplyDelta } from "./protocol.js";
+import { localFile, prepareScope, readLocal } from "./runtime.js";
 
 // What the wasm module exports. Its own declarations know less: there, options and results are `any`.
 
@@ -10,23 +13,32 @@ export interface WasmModule {
       files: Map<string, Blob>,
       options: { context?: number; chunk?: number; onProgress?: (loaded: number, total: number) => void; signal?: AbortSignal },
     ): Promise<WasmEngine>;
-    plan(configJson: string, context: number): object;
+    plan(configJson: string, context: number): MemoryPlan;
+    exceeded(configJson: string, context: number, limits: BufferLimits): Exceeded | undefined;
   };
   WasmStore: { indexedDb(name: string): Promise<WasmStore>; memory(): WasmStore };
 }
 
 export interface WasmEngine {
-  readonly info: object;
-  readonly counters: object;
+  readonly info: EngineInfo;
+  readonly counters: Counters;
   encode(text: string, special: boolean): Uint32Array;
   decode(ids: Uint32Array): string;
   session(): Promise<WasmSession>;
   /** Throws when the device is lost or has failed. */
   check(): void;
   selfTest(): Promise<object>;
+  encodeChat(conversation: string): Uint32Array;
+  reply(conversation: string): WasmReply;
   open(store: WasmStore, name: string): Promise<WasmSession>;
   attach(store: WasmStore): Promise<void>;
   remove(store: WasmStore, name: string): Promise<boolean>;
+  free(): void;
+}
+
+export interface WasmReply {
+  push(ids: Uint32Array): ReplyDelta[];
+  finish(): ReplyDelta[];
   free(): void;
 }
 
@@ -81,8 +93,15 @@ export function loadWasm(source?: WasmSource): Promise<WasmModule> {
 }
 
 async function load(source?: WasmSource): Promise<WasmModule> {
+  prepareScope();
   const module = (await import("../wasm/cedra.js")) as unknown as WasmModule;
-  // Without a source the glue looks beside itself.
-  await module.default(source === undefined ? undefined : { module_or_path: source });
+  // Without a source the glue looks beside itself, with `fetch`, which does not read files everywhere.
+  const place = source ?? (import.meta.url.startsWith("file:") ? beside() : undefined);
+  const file = typeof place === "string" || place instanceof URL ? localFile(place) : undefined;
+  const from = file ? await readLocal(file) : source;
+  await module.default(from === undefined ? undefined : { module_or_path: from });
   return module;
 }
+
+/** Not written in one piece: bundlers would take it for one more asset. */
+const beside = (): URL => new URL(["..", "wasm", "cedra_bg.wasm"].join("/"), import.meta.url);

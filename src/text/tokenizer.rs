@@ -165,6 +165,11 @@ impl Tokenizer {
         self.ids.get(token).copied()
     }
 
+    /// Whether an id is of the added vocabulary, as control tokens are.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.iter().any(|(_, added)| *added == id)
+    }
+
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.tokens.len()

@@ -15,10 +15,12 @@ use super::store::WasmStore;
 use crate::checkpoint::{Checkpoint, Fingerprint};
 use crate::config::{Config, Role};
 use crate::gpu::{DeviceOptions, FeatureUse, Gpu, MemoryKind};
+use crate::layout::Layout;
 use crate::model::{MemoryPlan, Model};
 use crate::session::Engine;
 use crate::store::RecordId;
 use crate::text::{NgramTables, Tokenizer};
+use crate::Error;
 
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = r#"
@@ -69,7 +71,7 @@ pub(super) struct Place {
 /// A model on the device.
 #[wasm_bindgen]
 pub struct WasmEngine {
-    place: Rc<Place>,
+    pub(super) place: Rc<Place>,
 }
 
 #[cfg(feature = "browser-tests")]
@@ -107,6 +109,40 @@ impl WasmEngine {
         let context = super::options::whole("context", &context)?;
         let options = crate::model::Options { context, ..Default::default() };
         Ok(to_js(&plan(&MemoryPlan::of_config(&config, &options)?)))
+    }
+
+    /// The buffer of such a model that a device with these limits could not hold, if there is one.
+    ///
+    /// # Errors
+    /// As [`WasmEngine::plan`].
+    #[wasm_bindgen(unchecked_return_type = "{ what: string; needed: number; allowed: number } | undefined")]
+    pub fn exceeded(
+        #[wasm_bindgen(js_name = configJson)] config_json: &str,
+        context: JsValue,
+        #[wasm_bindgen(
+            unchecked_param_type = "{ readonly maxBufferSize: number; readonly maxStorageBufferBindingSize: number }"
+        )]
+        limits: JsValue,
+    ) -> Result<JsValue, JsValue> {
+        alive()?;
+        let config = Config::from_json(config_json)?;
+        let context = super::options::whole("context", &context)?;
+        let options = crate::model::Options { context, ..Default::default() };
+        let field =
+            |name: &str| js_sys::Reflect::get(&limits, &name.into()).map(|value| value.as_f64().unwrap_or(0.0) as u64);
+        let limits = wgpu::Limits {
+            max_buffer_size: field("maxBufferSize")?,
+            max_storage_buffer_binding_size: field("maxStorageBufferBindingSize")?,
+            ..wgpu::Limits::default()
+        };
+        let plan = MemoryPlan::of_config(&config, &options)?;
+        match plan.check(&config, &Layout::new(&config, &options)?, &limits) {
+            Ok(()) => Ok(JsValue::UNDEFINED),
+            Err(Error::DeviceLimit { what, needed, allowed }) => {
+                Ok(to_js(&json!({ "what": what, "needed": needed, "allowed": allowed })))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Adapter, features, limits, the model and its layers.

@@ -28,6 +28,9 @@ fn told(error: &Error) -> (&'static str, Value) {
         Error::Setting { setting, found, allowed } => {
             ("SETTING", json!({ "setting": setting, "found": found, "allowed": allowed }))
         }
+        Error::Argument { field, found, allowed } => {
+            ("ARGUMENT", json!({ "field": field, "found": found, "allowed": allowed }))
+        }
         Error::NonFinite { position } => ("NON_FINITE", json!({ "position": position })),
         Error::NoGpu { looked_for } => ("NO_GPU", json!({ "lookedFor": looked_for })),
         Error::DeviceLimit { what, needed, allowed } => {

@@ -1,10 +1,11 @@
-//! What JavaScript sees of the crate: an engine, its sessions, the stores that they are kept in.
+//! What JavaScript sees of the crate: an engine, its sessions, the stores that they are kept in, conversations.
 //!
 //! Everything that takes time returns a promise. Calls on one session queue, in the order in which they were made; calls on
 //! several go side by side. An error is an `Error` with a `code` that stays what it is, and the numbers in `data`. A panic is
 //! one too: it rejects every promise that is open, and every call after it.
 
 mod blob;
+mod chat;
 mod engine;
 mod error;
 mod options;
@@ -13,6 +14,7 @@ mod store;
 #[cfg(feature = "browser-tests")]
 mod synthetic;
 
+pub use chat::WasmReply;
 pub use engine::WasmEngine;
 pub use session::{WasmGeneration, WasmSession};
 pub use store::WasmStore;
