@@ -85,7 +85,7 @@ fn a_wrong_kernel_is_found() {
         ("index_score", "plain", "max(dot, 0.0)", "dot"),
         ("select", "plain", "id = first_slot + p;", "id = first_slot + (p ^ 1u);"),
         ("select_merge", "plain", "(key == cut.digit && equal < cut.rest)", "(key == cut.digit && equal > cut.rest)"),
-        ("sample", "plain", "2147483648.0", "2147000000.0"),
+        ("sample", "plain", "/ temperature, -104.0", "/ (temperature + 0.3), -104.0"),
     ];
     let mut kernels: Vec<_> = SHADERS.iter().map(|shader| shader.kernel).collect();
     kernels.sort_unstable();
@@ -98,8 +98,7 @@ fn a_wrong_kernel_is_found() {
         gpu.substitute(wrong(good, from, to));
         let found = pollster::block_on(run_one(&gpu, kernel, variant)).unwrap();
         println!("{kernel}/{variant}: {:?}", found.message);
-        assert!(!found.ok && found.message.is_some(), "{found:?}");
-        assert!(found.worst > found.allowed || found.allowed == 0.0, "{found:?}");
+        assert!(!found.ok && found.message.is_some() && found.worst > found.allowed, "{found:?}");
     }
 }
 

@@ -67,6 +67,7 @@ step "wasm" tools/build-web.sh
 step "wasm with tests inside" tools/build-web.sh target/web-tests --features browser-tests
 step "types" npm run --silent typecheck
 step "package" npm run --silent build
+step "page" npm run --silent build:page
 step "unit tests" node --test pkg/test/*.test.mjs
 step "api documentation" npm run --silent docs -w cedra
 step "size" npm run --silent size -w cedra

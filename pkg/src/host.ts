@@ -291,6 +291,10 @@ export class Host implements Link {
       await this.#closeSession(session);
       return undefined;
     },
+
+    attention: async ({ session }) => this.#session(session).wasm.attention(),
+
+    ngrams: async ({ session, position }) => this.#session(session).wasm.ngrams(position),
   };
 
   async #save(session: Open, { name, store, rings }: Omit<Args<"save">, "session">): Promise<Result<"save">> {

@@ -5,6 +5,7 @@ export type {
 } from "./completion.js";
 export { Engine, idb, memory, type LoadOptions, type PlanOptions } from "./engine.js";
 export { CedraError, type ErrorCode, type ErrorData } from "./errors.js";
+export type { Attention, LayerAttention, Ngrams, PositionRange } from "./figures.js";
 export type { BufferLimits, Counters, EngineInfo, Exceeded, Fit, LayerInfo, MemoryPlan } from "./info.js";
 export type {
   DownloadProgress, Finish, KernelReport, LayerRows, LoadProgress, ReadProgress, RecoveredSession, RecoverProgress, RereadProgress,

@@ -1,4 +1,5 @@
 import type { WireError } from "./errors.js";
+import type { Attention, Ngrams } from "./figures.js";
 import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
 import type { WasmSource } from "./wasm.js";
 
@@ -235,6 +236,8 @@ export interface Calls {
     progress: never;
   };
   close: { args: { session: number }; result: undefined; progress: never };
+  attention: { args: { session: number }; result: Attention | undefined; progress: never };
+  ngrams: { args: { session: number; position: number }; result: Ngrams[]; progress: never };
 }
 
 export type Method = keyof Calls;

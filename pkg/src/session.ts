@@ -1,4 +1,5 @@
 import { CedraError, fromWire } from "./errors.js";
+import type { Attention, Ngrams } from "./figures.js";
 import type { Finish, LayerRows, Link, ReadProgress, SessionState, StoreRef } from "./protocol.js";
 
 /** How a text is read. */
@@ -240,6 +241,19 @@ export class Session {
     const { state, ...written } = await this.#tracked(this.#link.call("save", { session: this.#id, ...options }));
     this.#state = state;
     return written;
+  }
+
+  /**
+   * What the last token that was read attended to, while an answer is made or after it; `undefined` before the first answer, and once
+   * anything else has run on the engine. It waits for the device.
+   */
+  attention(): Promise<Attention | undefined> {
+    return this.#link.call("attention", { session: this.#id });
+  }
+
+  /** The n-grams that end at a position of the text, as the model's Engrams look them up. */
+  ngrams(position: number): Promise<Ngrams[]> {
+    return this.#link.call("ngrams", { session: this.#id, position });
   }
 
   /** Gives the device's memory and the name back. What was saved stays. */

@@ -1,4 +1,5 @@
 import { CedraError } from "./errors.js";
+import type { Attention, Ngrams } from "./figures.js";
 import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
 import type { ReplyDelta } from "./protocol.js";
 import { localFile, prepareScope, readLocal } from "./runtime.js";
@@ -70,6 +71,8 @@ export interface WasmSession {
   truncate(length: number, replay?: string): Promise<void>;
   fork(): Promise<WasmSession>;
   save(store: WasmStore, name: string, rings?: string): Promise<{ records: number; bytes: number; tokens: number }>;
+  attention(): Promise<Attention | undefined>;
+  ngrams(position: number): Promise<Ngrams[]>;
   close(): void;
 }
 

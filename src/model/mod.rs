@@ -1,6 +1,7 @@
 //! The layers, wired from kernels: loading ([`weights`]), the plan of the device's memory ([`MemoryPlan`]), and the step that
 //! prefill and decoding share ([`Sequence`]).
 
+mod figures;
 mod moment;
 pub mod pack;
 mod plan;
@@ -13,6 +14,7 @@ mod trace;
 pub mod weights;
 
 pub use crate::layout::Options;
+pub use figures::{Attention, LayerAttention, Ngrams};
 pub use moment::{Moment, Past};
 pub use plan::MemoryPlan;
 pub use sequence::{Finish, Generation, Progress, Sequence, Standing};
@@ -27,6 +29,7 @@ use crate::layout::{boundary_dims, Layout};
 use crate::text::NgramTables;
 use crate::Result;
 use scratch::Scratch;
+use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
 use weights::{WeightPlan, Weights};
 
@@ -46,8 +49,10 @@ pub struct Model {
     pub(crate) tiles: Tiles,
     /// Pages of all its texts.
     pub(crate) pool: PagePool,
-    /// Compressed id of what lies before the text.
+    /// What n-grams are looked up by.
     pub(crate) ngrams: NgramTables,
+    /// Steps that were sent, of all sequences: who finds it unchanged since its own knows that scratch holds what that left.
+    pub(crate) steps: AtomicU64,
     plan: MemoryPlan,
 }
 
@@ -78,8 +83,8 @@ impl Model {
         let scratch = Scratch::new(&gpu, &config, &layout)?;
         let tiles = Tiles::new(&gpu, layout.tiling.clone())?;
         let pool = PagePool::new(&gpu, layout.pool, options.poison.then_some(POISON))?;
-        let ngrams = NgramTables { token_map: vec![], ..tables.clone() };
-        Ok(Self { gpu, config, options: options.clone(), layout, weights, scratch, tiles, pool, ngrams, plan })
+        let (options, ngrams, steps) = (options.clone(), tables.clone(), AtomicU64::new(0));
+        Ok(Self { gpu, config, options, layout, weights, scratch, tiles, pool, ngrams, steps, plan })
     }
 
     /// [`Model::load`], blocking.

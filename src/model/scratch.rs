@@ -2,19 +2,27 @@
 
 use crate::config::Config;
 use crate::gpu::{Buffer, Gpu, MemoryKind};
-use crate::layout::Layout;
+use crate::layout::{selects, Layout};
 use crate::Result;
 
 macro_rules! scratch {
     ($($(#[$doc:meta])* $name:ident: $words:expr),+ $(,)?) => {
         /// Activations of a step; T is the most rows in flight.
         #[derive(Debug)]
-        pub(crate) struct Scratch { $($(#[$doc])* pub $name: Buffer),+ }
+        pub(crate) struct Scratch {
+            $($(#[$doc])* pub $name: Buffer,)+
+            /// By layer, of those that select: (T, 1 + topk), count, entries. Each has its own, so that all of a step can be looked at
+            /// when it is over.
+            pub selections: Vec<Option<Buffer>>,
+        }
 
         /// Words of each buffer.
         pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(&'static str, usize)> {
             let size = Size { config, layout, rows: layout.rows };
-            vec![$((stringify!($name), { let words: fn(&Size<'_>) -> usize = $words; words(&size) })),+]
+            let mut all = vec![$((stringify!($name), { let words: fn(&Size<'_>) -> usize = $words; words(&size) })),+];
+            let selections = config.layers.iter().filter(|layer| selects(layer));
+            all.extend(selections.map(|_| ("selection", layout.rows * layout.selection)));
+            all
         }
 
         impl Scratch {
@@ -24,16 +32,20 @@ macro_rules! scratch {
             /// As [`Gpu::buffer`].
             pub fn new(gpu: &Gpu, config: &Config, layout: &Layout) -> Result<Self> {
                 let mut sizes = words(config, layout).into_iter();
-                $(
+                let mut next = || {
                     let (name, words) = sizes.next().expect("a size for each buffer");
-                    let $name = gpu.buffer(MemoryKind::Scratch, name, 4 * words as u64)?;
-                )+
-                Ok(Self { $($name),+ })
+                    gpu.buffer(MemoryKind::Scratch, name, 4 * words as u64)
+                };
+                $(let $name = next()?;)+
+                let mut selection = |layer| if selects(layer) { next().map(Some) } else { Ok(None) };
+                let selections = config.layers.iter().map(&mut selection).collect::<Result<_>>()?;
+                Ok(Self { $($name,)+ selections })
             }
 
             /// Fills everything with `word`.
             pub fn poison(&self, gpu: &Gpu, word: u32) {
                 $(gpu.fill(&self.$name, word);)+
+                self.selections.iter().flatten().for_each(|selection| gpu.fill(selection, word));
             }
         }
     };
@@ -72,8 +84,6 @@ scratch! {
     block_maxima: |s| s.layout.tiling.maxima_words(),
     /// (T, topk, packed latent): those of the selected entries.
     latents: |s| s.rows * s.layout.latents,
-    /// (T, 1 + topk): count, entries.
-    selection: |s| s.rows * s.layout.selection,
     /// (T, 1 + blocks): count, candidate blocks.
     candidates: |s| s.rows * s.layout.candidates,
     /// (T, G, H / G · D): attention before `wo_a`.

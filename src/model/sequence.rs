@@ -17,6 +17,7 @@ use crate::sampling::{Generator, Request};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 /// Status of a sampled token's record (see `sample.wgsl`).
@@ -66,6 +67,8 @@ pub struct Sequence {
     windows: Windows,
     generator: Generator,
     replayed: usize,
+    /// Number of the step that was sent last, if it makes a token.
+    pub(super) looked: Option<u64>,
     /// What was before a reading that has not ended.
     reading: Option<Before>,
     run: Option<Run>,
@@ -143,6 +146,7 @@ impl Sequence {
             windows: Windows::Ready,
             generator: Generator::default(),
             replayed: 0,
+            looked: None,
             reading: None,
             run: None,
             model,
@@ -242,6 +246,7 @@ impl Sequence {
             }
         })?;
         self.cache.clear(&self.model.gpu);
+        self.looked = None;
         self.tokens.clear();
         (self.cached, self.kept, self.floors, self.windows) = (0, 0, Floors::default(), Windows::Ready);
         self.generator = Generator::default();
@@ -463,6 +468,8 @@ impl Sequence {
         let model = self.model.clone();
         let gpu = &model.gpu;
         let start = self.cached;
+        model.steps.fetch_add(1, Relaxed);
+        self.looked = None;
         self.own_pages(start..start + most).await?;
         let slab =
             |position: usize| self.cache.pages.with(|pages| pages.get(position / PAGE_TOKENS).map_or(0, Page::slab));
@@ -564,6 +571,7 @@ impl Sequence {
             debug_assert!(taken, "fewer steps ahead than the ring holds");
             run.covered = run.submitted;
         }
+        self.looked = Some(self.model.steps.fetch_add(1, Relaxed) + 1);
         self.model.gpu.submit(recording)
     }
 

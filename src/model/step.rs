@@ -6,7 +6,7 @@
 use super::weights::engram_dims;
 use super::Model;
 use crate::cache::{history, Cache, Page, PagePool, OUT_RING};
-use crate::config::{Candidates, Config, LayerPlan, Role};
+use crate::config::{Candidates, Config, LayerPlan};
 use crate::gpu::{Binding, Buffer, Gpu, Recording};
 use crate::kernels::attend::{Attend, Selected, Window};
 use crate::kernels::boundary::{self, Boundary, Place};
@@ -704,7 +704,8 @@ impl<'a> Builder<'a> {
             page,
             capacity: layout.capacity(plan.ratio) as u32,
         };
-        let (step, table, selection) = (&self.cache.step, &self.cache.table, &scratch.selection);
+        let selection = scratch.selections[plan.index].as_ref().expect("a layer that selects");
+        let (step, table) = (&self.cache.step, &self.cache.table);
         let buffers = SelectorBuffers {
             table,
             queries: &scratch.index_queries,
@@ -743,11 +744,12 @@ impl<'a> Builder<'a> {
             attended: &scratch.attended,
             decoder: plan.index >= config.decoder(),
         };
-        let selected = (plan.role != Role::Window).then_some(Selected {
+        let selection = plan.index_source.and_then(|source| scratch.selections[source].as_ref());
+        let selected = selection.map(|selection| Selected {
             ratio: plan.ratio,
             topk: config.index_topk,
             latents: &scratch.latents,
-            selection: &scratch.selection,
+            selection,
         });
         Attend::new(gpu, &self.cache.step, &window, selected.as_ref())
     }

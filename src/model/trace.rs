@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
     fn selected(&mut self, plan: &LayerPlan) -> Result<()> {
         let Model { gpu, layout, scratch, config, .. } = self.model();
         let t = self.rows();
-        let chosen = words(gpu, &scratch.selection)?;
+        let chosen = words(gpu, scratch.selections[plan.index].as_ref().expect("a layer that selects"))?;
         let ids = chosen.chunks(layout.selection).take(t).flat_map(|row| {
             let count = row[0] as usize;
             let filler = std::iter::repeat_n(-1, config.index_topk - count);

@@ -213,7 +213,7 @@ pub async fn cache_append(lab: &mut Lab<'_>, variant: &str) -> Result<Found> {
     found.untouched("pages beside new entries", &left);
     // Rounding may differ here and there, not everywhere.
     if equal * 2 <= packed_rows {
-        found.wrong(format!("{equal} of {packed_rows} packed rows equal the twin's"));
+        found.wrong(packed_rows - equal, format!("{equal} of {packed_rows} packed rows equal the twin's"));
     }
     Ok(found)
 }

@@ -45,8 +45,9 @@ impl Found {
         self.message.is_none() && self.worst <= self.allowed
     }
 
-    /// Something is wrong, however far the values are off.
-    pub fn wrong(&mut self, message: String) {
+    /// `count` values that have to be exact are not.
+    pub fn wrong(&mut self, count: usize, message: String) {
+        self.worst = if self.allowed == 0.0 { self.worst + count as f64 } else { f64::MAX };
         self.message.get_or_insert(message);
     }
 
@@ -55,7 +56,7 @@ impl Found {
         let error = if error.is_finite() { error } else { f64::MAX };
         self.worst = self.worst.max(error);
         if error > self.allowed {
-            self.wrong(format!("{what}, value {i}: {got} where the twin has {expected}"));
+            self.message.get_or_insert_with(|| format!("{what}, value {i}: {got} where the twin has {expected}"));
         }
     }
 
@@ -70,13 +71,11 @@ impl Found {
 
     /// Takes words that have to be equal.
     pub fn same(&mut self, what: &str, got: &[u32], expected: &[u32]) {
-        let mut differ = got.iter().zip(expected).enumerate().filter(|(_, (got, expected))| got != expected).peekable();
-        if let Some((i, (got, expected))) = differ.peek() {
-            self.wrong(format!("{what}, word {i}: {got:#010x} where the twin has {expected:#010x}"));
-        }
-        let count = differ.count();
-        if self.allowed == 0.0 {
-            self.worst += count as f64;
+        let differs = |(_, (got, expected)): &(usize, (&u32, &u32))| got != expected;
+        let mut different = got.iter().zip(expected).enumerate().filter(differs);
+        if let Some((i, (got, expected))) = different.next() {
+            let message = format!("{what}, word {i}: {got:#010x} where the twin has {expected:#010x}");
+            self.wrong(1 + different.count(), message);
         }
         self.lengths(what, got.len(), expected.len());
     }
@@ -88,8 +87,10 @@ impl Found {
 
     /// Takes memory that nothing may have written to.
     pub fn untouched(&mut self, what: &str, words: &[u32]) {
-        if let Some(i) = words.iter().position(|&word| word != POISON) {
-            self.wrong(format!("{what}, word {i}: {:#010x} was written where nothing should be", words[i]));
+        let mut written = words.iter().enumerate().filter(|(_, &word)| word != POISON);
+        if let Some((i, word)) = written.next() {
+            let message = format!("{what}, word {i}: {word:#010x} was written where nothing should be");
+            self.wrong(1 + written.count(), message);
         }
     }
 
@@ -103,8 +104,7 @@ impl Found {
             let amax = group.iter().fold(0f32, |most, v| most.max(v.abs()));
             let allowed = format.scale_byte((amax - noise).max(0.0))..=format.scale_byte(amax + noise);
             if !allowed.contains(&scales[g]) {
-                self.worst += 1.0;
-                self.wrong(format!("{what}, group {g}: scale byte {} where the twin has {allowed:?}", scales[g]));
+                self.wrong(1, format!("{what}, group {g}: scale byte {} where the twin has {allowed:?}", scales[g]));
             }
             let scale = format.scale(scales[g]);
             for (i, &x) in group.iter().enumerate() {
@@ -112,9 +112,8 @@ impl Found {
                 let near = |x: f32| scale * decode(format.encode(x, scale));
                 let (allowed, got) = (near(x - noise)..=near(x + noise), unpacked[g * format.group() + i]);
                 if !allowed.contains(&got) {
-                    self.worst += 1.0;
                     let channel = g * format.group() + i;
-                    self.wrong(format!("{what}, channel {channel}: {got} where the twin has {allowed:?} ({x})"));
+                    self.wrong(1, format!("{what}, channel {channel}: {got} where the twin has {allowed:?} ({x})"));
                 }
             }
         }
@@ -122,7 +121,7 @@ impl Found {
 
     fn lengths(&mut self, what: &str, got: usize, expected: usize) {
         if got != expected {
-            self.wrong(format!("{what}: {got} values where the twin has {expected}"));
+            self.wrong(1, format!("{what}: {got} values where the twin has {expected}"));
         }
     }
 }

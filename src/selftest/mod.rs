@@ -35,8 +35,8 @@ pub struct KernelReport {
     pub kernel: &'static str,
     /// The variant.
     pub variant: &'static str,
-    /// The largest relative error; of kernels that have to be exact, how many values differ. Where a value is no number, the
-    /// largest that there is.
+    /// The largest relative error; of kernels that have to be exact, how many values differ. Where a value is no number, or one
+    /// beside the others that has to be exact is not, the largest that there is.
     pub worst: f64,
     /// What is allowed of it.
     pub allowed: f64,

@@ -184,11 +184,13 @@ impl<'a> Writer<'a> {
         pages_bytes(geometry, pages) + tokens_bytes(tokens) + tail + state + manifest.to_bytes().len() as u64
     }
 
-    /// A full store's refusal, with what was still to be written.
+    /// A full store's refusal, with what was still to be written. Browsers may name a quota that they do not grant: room that
+    /// would have been enough is not told.
     fn told(&self, error: Error) -> Error {
         match error {
             Error::StoreFull { store, available, .. } => {
-                Error::StoreFull { store, needed: Some(self.needed()), available }
+                let needed = self.needed();
+                Error::StoreFull { store, needed: Some(needed), available: available.filter(|bytes| *bytes < needed) }
             }
             other => other,
         }

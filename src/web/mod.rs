@@ -8,6 +8,7 @@ mod blob;
 mod chat;
 mod engine;
 mod error;
+mod figures;
 mod options;
 mod session;
 mod store;

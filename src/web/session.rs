@@ -215,6 +215,11 @@ impl WasmSession {
         Self { state: Rc::new(state) }
     }
 
+    /// A turn that changes nothing: a generation goes on after it.
+    pub(super) fn turn(&self) -> impl Future<Output = Result<impl Deref<Target = Session>, Error>> + 'static {
+        self.state.turn()
+    }
+
     /// A call that has the session to itself.
     fn call<F: Future<Output = Result<JsValue, JsValue>>>(&self, work: impl FnOnce(Turn) -> F + 'static) -> Promise {
         let turn = self.state.turn();

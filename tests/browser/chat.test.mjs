@@ -33,7 +33,8 @@ test("a reply, and one to what follows, which reads the rest only", async () => 
   assert.deepEqual([first.object, first.model], ["chat.completion", "pocket"]);
   const { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details } = first.usage;
   assert.deepEqual([prompt_tokens, total_tokens, prompt_tokens_details.cached_tokens], [ids, ids + completion_tokens, 0]);
-  assert.equal(second.usage.prompt_tokens_details.cached_tokens, total_tokens - 1);
+  // The end token too was made and is in the text, and the last of it waits for a step.
+  assert.equal(second.usage.prompt_tokens_details.cached_tokens, total_tokens);
 });
 
 test("chunks say what a whole reply says; a loop can be left", async () => {

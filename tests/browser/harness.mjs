@@ -7,7 +7,7 @@ import { chromium } from "playwright-core";
 import { serve } from "./server.mjs";
 
 const root = new URL("../..", import.meta.url).pathname;
-const FLAGS = [
+export const FLAGS = [
   "--enable-unsafe-webgpu",
   "--use-webgpu-adapter=swiftshader",
   "--no-first-run",
@@ -115,17 +115,19 @@ export async function start(mounts = {}) {
     /** Ends every process of the browser at once when `moment` has come, as a crash would, and starts it again with the same storage. */
     kill: async (moment) => {
       const gone = new Promise((done) => context.once("close", done));
-      const mine = await processes(profile);
+      let mine = await processes(profile);
       await moment();
-      for (const pid of mine) {
-        try {
-          process.kill(pid, "SIGKILL");
-        } catch {
-          // It went with another.
+      while (mine.length > 0) {
+        for (const pid of mine) {
+          try {
+            process.kill(pid, "SIGKILL");
+          } catch {
+            // It went with another.
+          }
         }
+        mine = await processes(profile);
       }
       await gone;
-      while ((await processes(profile)).length > 0) await new Promise((done) => setTimeout(done, 20));
       context = await launch();
     },
     /** Bytes of memory that the browser's processes hold together. */

@@ -108,8 +108,9 @@ test("calls after a save come after it; what is closed is saved first", async ()
   assert.deepEqual((await found(page, "order", "order", 0)).tokens, prompt.slice(0, 2));
 });
 
-test("a store without room refuses with the numbers while the answer goes on, and takes the text once there is room", async () => {
+test("a store without room refuses with the numbers while the answer goes on, and takes the text once there is room", async (t) => {
   const fresh = await start();
+  t.after(() => fresh.close());
   const full = await fresh.page();
   await full.evaluate(async () => (globalThis.engine = await load({ cache: false })));
   // Before the database is there: of one in use the browser remembers for half a minute how much was left.
@@ -136,7 +137,8 @@ test("a store without room refuses with the numbers while the answer goes on, an
   assert.ok(made.errors.length >= 2);
   for (const { code, data } of made.errors) {
     assert.equal(code, "QUOTA");
-    assert.ok(data.needed > data.available && data.available >= 0, JSON.stringify(data));
+    // This browser's estimate is a fixed number, not what is left: then nothing is said.
+    assert.ok(data.needed > 20_000 && (data.available === null || data.available < data.needed), JSON.stringify(data));
   }
   assert.deepEqual([made.usage.sessions, made.usage.records], [0, 0]);
   await devtools.send("Storage.overrideQuotaForOrigin", { origin, quotaSize: 64 << 20 });
@@ -149,7 +151,6 @@ test("a store without room refuses with the numbers while the answer goes on, an
   assert.deepEqual(saved, [prompt.length + 12, true, undefined]);
   const again = await tab(fresh);
   assert.deepEqual((await found(again, "big", "full", 4)).made, ids.slice(12, 16));
-  await fresh.close();
 });
 
 test("two tabs that save the same records and forget them again get on", async () => {
@@ -263,8 +264,9 @@ test("a connection that is cut off is made anew", async () => {
   await here.close();
 });
 
-test("a browser that is killed while it saves has the last commit that was heard of, or one after it", async () => {
+test("a browser that is killed while it saves has the last commit that was heard of, or one after it", async (t) => {
   const own = await start();
+  t.after(() => own.close());
   const kills = [];
   let victim = await tab(own);
   for (let kill = 0; kill < 3; kill++) {
@@ -296,11 +298,11 @@ test("a browser that is killed while it saves has the last commit that was heard
   }
   console.log(`kills: ${JSON.stringify(kills)}`);
   assert.ok(kills.some(({ opened }) => opened < prompt.length + 28), "at least one was cut off");
-  await own.close();
 });
 
-test("300 MB are saved and come back, in records of 8 MiB at most", async () => {
+test("300 MB are saved and come back, in records of 8 MiB at most", async (t) => {
   const own = await start();
+  t.after(() => own.close());
   const pages = 1200;
   const work = async ([call, pages]) => {
     const wasm = await import("/wasm-tests/cedra.js");
@@ -342,5 +344,4 @@ test("300 MB are saved and come back, in records of 8 MiB at most", async () => 
   const { result: compared } = await watched("compareSynthetic");
   assert.deepEqual([compared.pages, compared.whole], [pages, true]);
   assert.ok(compared.wasm < 128e6, JSON.stringify(compared));
-  await own.close();
 });

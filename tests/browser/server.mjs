@@ -10,11 +10,16 @@ const TYPES = {
   ".js": "text/javascript",
   ".mjs": "text/javascript",
   ".json": "application/json",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+  ".txt": "text/plain; charset=utf-8",
   ".wasm": "application/wasm",
+  ".webmanifest": "application/manifest+json",
+  ".woff2": "font/woff2",
 };
 
 /**
- * Serves `mounts`, a map from a prefix of paths to a folder or to a map from names to bytes.
+ * Serves `mounts`, a map from a prefix of paths to a folder or to a map from names to bytes. A path of a folder has its `index.html`.
  *
  * `faults` maps a path to how it fails: `{ cut: bytes }` sends that many bytes and hangs up, `{ html: true }` answers 200 with
  * a page, `{ corrupt: offset }` turns the bits of one byte, `{ status }` refuses, `{ ranges: false }` sends everything whatever
@@ -31,7 +36,7 @@ export async function serve(mounts) {
       const name = normalize(path.slice(prefix.length));
       if (name.startsWith("..")) return undefined;
       if (mount instanceof Map) return mount.get(name);
-      const file = join(mount, name);
+      const file = join(mount, path.endsWith("/") ? join(name, "index.html") : name);
       if (await stat(file).then((found) => found.isFile(), () => false)) return readFile(file);
     }
     return undefined;
@@ -59,7 +64,7 @@ export async function serve(mounts) {
     const whole = await bytesOf(path);
     if (!whole) return send(404, { "content-type": "text/plain" }, Buffer.from("not found"));
     const headers = {
-      "content-type": TYPES[extname(path)] ?? "application/octet-stream",
+      "content-type": TYPES[path.endsWith("/") ? ".html" : extname(path)] ?? "application/octet-stream",
       "accept-ranges": "bytes",
       etag: `"${createHash("sha256").update(whole).digest("hex").slice(0, 16)}"`,
     };

@@ -11,7 +11,7 @@ import { promisify } from "node:util";
 
 const root = new URL("../..", import.meta.url).pathname;
 const run = promisify(execFile);
-const options = { cwd: root, timeout: 600_000 };
+const options = { cwd: root, timeout: 1_800_000 };
 const deno = (...args) => run(join(root, "node_modules/.bin/deno"), ["run", "--quiet", "--unstable-webgpu", "--allow-read", "--allow-env", ...args], options);
 
 test("Node gives the tokens that the native binary gives", async () => {
