@@ -7,11 +7,13 @@
 // key; for the values an invocation owns a pair of channels. So tiles and sums depend on nothing but the row, and a head's
 // result is the same bits for every HEADS. Grid: (rows, ceil(H / HEADS)).
 //
-// A row sees the W positions up to its own, but none below the floor that the step has for the layer's half of the model.
+// A row sees the W positions up to its own, but none below the floor that the step has for the layer's half of the model. In
+// a drafted block (numerics.md §13) every row sees the W positions before the step, and all rows of the step.
 //
 // 2 up         (T, up_stride)    raw queries (H, D) at query_at
-// 3 ring       (W, row words)    packed FP8 window keys, slot position % W: positions before the step, or a single row's own
-// 4 chunk      (T, row words)    packed FP8 window keys of the step, by row, when it has several
+// 3 ring       (slots, row words) packed FP8 window keys, slot position % slots: positions before the step, or a single row's
+//              own, unless it is a block
+// 4 chunk      (T, row words)    packed FP8 window keys of the step, by row, when it has several or is a block
 // 5 constants  frequencies (d_r / 2) | sink logits (H)
 // 6 attended   (T, out_stride)   group g of H / G heads starts at g * group_stride
 // 7 latents    (T, topk, row words)  packed NVFP4 latents of the selected entries
@@ -23,6 +25,8 @@
 struct Params {
     heads: u32,         // H
     window: u32,        // W
+    slots: u32,         // of the ring
+    block: u32,         // 1: the rows are a drafted block
     scale: f32,         // D^-0.5
     up_stride: u32,
     query_at: u32,
@@ -99,8 +103,8 @@ fn add_scaled(sums: ptr<function, array<f32, HEADS>>, scale: f32) {
 
 // Where the window key of a position starts.
 fn window_place(position: u32) -> u32 {
-    if (position < step.position || step.rows == 1u) {
-        return position % params.window * ring_words();
+    if (position < step.position || (step.rows == 1u && params.block == 0u)) {
+        return position % params.slots * ring_words();
     }
     return ((position - step.position) * ring_words()) | IN_CHUNK;
 }
@@ -235,9 +239,12 @@ fn add_values(slot: u32, k: u32, a: vec2<f32>, b: vec2<f32>, c: vec2<f32>, d: ve
 
 fn attend_window(lane: u32, position: u32) {
     let lowest = select(step.encoder_floor, step.decoder_floor, params.decoder == 1u);
-    let first = max(max(position + 1u, params.window) - params.window, lowest);
-    for (var start = first; start <= position; start += TILE) {
-        let keys = min(position + 1u - start, TILE);
+    // A block sees the window before it, which ends with it, and itself.
+    let end = select(position + 1u, step.position, params.block == 1u);
+    let first = max(max(end, params.window) - params.window, lowest);
+    let last = select(position, step.position + step.rows - 1u, params.block == 1u);
+    for (var start = first; start <= last; start += TILE) {
+        let keys = min(last + 1u - start, TILE);
         let key = lane / SLICES;
         score = array<f32, HEADS>();
         var place = 0u;

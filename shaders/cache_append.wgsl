@@ -15,8 +15,8 @@
 // 2 weights    constants as f32 bits (kv_norm D | freqs d_r / 2 | FULL: comp_norm D | k_norm D_i) and (FULL) the pack of
 //              indexer.wk (D_i, D)
 // 3 down       (T, down_stride)  rows of wkv x at key_at, compressor.wkv x at latent_at, compressor.wgate x at gate_at
-// 4 ring       (W, row words)    packed FP8 window keys, slot position % W; written when a single row is in flight
-// 5 chunk      (T, row words)    the same rows, by row of the step; written when there are several
+// 4 ring       (slots, row words) packed FP8 window keys, slot position % slots; written when a single row is in flight
+// 5 chunk      (T, row words)    the same rows, by row of the step; written when there are several, or they are a drafted block
 // 6 up         (T, up_stride)    raw index queries (H_i, D_i) at query_at
 // 7 queries    (T, H_i, row words)   packed MXFP4
 // 8 remainder  (ratio - 1, 2, D)     wkv x and wgate x of the newest token at each place of a group but the last
@@ -34,7 +34,8 @@
 struct Params {
     eps: f32,
     rotary: u32,      // d_r
-    window: u32,      // W
+    slots: u32,       // of the ring
+    block: u32,       // 1: the rows are a drafted block, which no later row sees
     ratio: u32,       // tokens an entry
     down_stride: u32,
     key_at: u32,
@@ -255,8 +256,8 @@ fn append_window_key(lane: u32, row: u32, position: u32) {
     pad_group(lane, D);
     find_maxima(lane, (D + 31u) / 32u * FP8_GROUP, 4u);
     for (var i = lane; i < fp8_words(); i += LANES) {
-        if (step.rows == 1u) {
-            ring[position % params.window * fp8_words() + i] = fp8_word(i);
+        if (step.rows == 1u && params.block == 0u) {
+            ring[position % params.slots * fp8_words() + i] = fp8_word(i);
         } else {
             chunk[row * fp8_words() + i] = fp8_word(i);
         }

@@ -68,6 +68,8 @@ pub struct DsparkConfig {
     pub n_routed_experts: usize,
     /// Experts chosen per token.
     pub num_experts_per_tok: usize,
+    /// Whether the chosen experts' scores are normalised; with one expert a token they never are.
+    pub norm_topk_prob: bool,
 }
 
 /// What a layer does for the global cache (`numerics.md` §0).
@@ -276,7 +278,7 @@ impl Config {
 
     /// Widths that are products of two fields stay within the bound of a single one.
     fn check_products(&self) -> Result<()> {
-        let engram = self.engram.as_ref();
+        let (engram, draft) = (self.engram.as_ref(), self.dspark.as_ref());
         let products = [
             ("num_attention_heads", self.num_attention_heads, "head_dim", self.head_dim),
             ("o_groups", self.o_groups, "o_lora_rank", self.o_lora_rank),
@@ -290,6 +292,14 @@ impl Config {
                 "engram_n_heads",
                 engram.map_or(0, |e| e.n_heads),
             ),
+            (
+                "num_nextn_predict_layers",
+                draft.map_or(0, |d| d.stages),
+                "dspark_n_routed_experts",
+                draft.map_or(1, |d| d.n_routed_experts),
+            ),
+            ("dspark_block_size", draft.map_or(0, |d| d.block_size), "hidden_size", self.hidden_size),
+            ("dspark_markov_rank", draft.map_or(0, |d| d.markov_rank), "hidden_size", self.hidden_size),
         ];
         for (field, a, other, b) in products {
             if a as u64 * b as u64 > MAX_SIZE as u64 {
@@ -496,6 +506,11 @@ impl<'a> Fields<'a> {
         if target_layer_ids.is_empty() {
             return Err(Error::config("dspark_target_layer_ids", "[]", "at least one layer"));
         }
+        let (taps, h) = (target_layer_ids.len(), self.size("hidden_size")?);
+        if taps > MAX_SIZE / h {
+            let allowed = format!("at most {} layers with hidden_size {h}", MAX_SIZE / h);
+            return Err(Error::config("dspark_target_layer_ids", format!("{taps} layers"), allowed));
+        }
         let (n_routed_experts, num_experts_per_tok) =
             self.experts("dspark_n_routed_experts", "dspark_num_experts_per_tok")?;
         Ok(Some(DsparkConfig {
@@ -506,6 +521,7 @@ impl<'a> Fields<'a> {
             markov_rank: self.size("dspark_markov_rank")?,
             n_routed_experts,
             num_experts_per_tok,
+            norm_topk_prob: self.flag("norm_topk_prob", true, None)? && num_experts_per_tok > 1,
         }))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! All widths are in 32-bit words. `(T, n)` reads: T rows of n words.
 
-use crate::config::{Candidates, Config, LayerPlan, Role};
+use crate::config::{Candidates, Config, DsparkConfig, LayerPlan, Role};
 use crate::formats::CacheFormat;
 use crate::kernels::cache_append::{PageLayout, SLAB_HEADER, TABLE_PAGES};
 use crate::kernels::tiling::{CandidateDims, Tiling, TilingDims};
@@ -32,6 +32,8 @@ pub struct Options {
     pub slice_bytes: Option<u64>,
     /// Most bytes of a slab of pages; what every WebGPU device can bind where there is none.
     pub slab_bytes: Option<u64>,
+    /// Load the draft stages, where the checkpoint has them.
+    pub draft: bool,
     /// Fill caches and scratch with NaN before use, so that a read of something unwritten shows.
     pub poison: bool,
 }
@@ -44,6 +46,7 @@ impl Default for Options {
             all_logits: false,
             slice_bytes: None,
             slab_bytes: None,
+            draft: false,
             poison: cfg!(debug_assertions),
         }
     }
@@ -128,6 +131,38 @@ impl PoolLayout {
     }
 }
 
+/// Sizes of the draft stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftLayout {
+    /// Tokens of a block.
+    pub block: usize,
+    /// Rows of a stage's ring: the window, and a block that may be taken back.
+    pub ring_rows: usize,
+    /// Vectors that the output of a stage's experts consists of.
+    pub parts: usize,
+    /// Words of a row of router logits.
+    pub gate: usize,
+    /// Words of the tiles of (row, expert) pairs.
+    pub tiles: usize,
+    /// Words of a row of what the stages are told of the text: `hidden_size` channels a target layer.
+    pub features: usize,
+}
+
+impl DraftLayout {
+    fn new(config: &Config, dspark: &DsparkConfig) -> Self {
+        let (block, parts) = (dspark.block_size, dspark.num_experts_per_tok + 1);
+        let experts = dspark.n_routed_experts as u32 + 1;
+        Self {
+            block,
+            ring_rows: config.sliding_window + block,
+            parts,
+            gate: stride4(dspark.n_routed_experts),
+            tiles: group_rows::tiles_words(block as u32, parts as u32, experts) as usize,
+            features: stride4(dspark.target_layer_ids.len() * config.hidden_size),
+        }
+    }
+}
+
 /// Sizes of the device's state and scratch for a config and [`Options`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -189,6 +224,8 @@ pub struct Layout {
     pub logits: usize,
     /// Rows of logits kept.
     pub logit_rows: usize,
+    /// The draft stages, where they are loaded.
+    pub draft: Option<DraftLayout>,
 }
 
 impl Layout {
@@ -206,7 +243,8 @@ impl Layout {
         range("context", options.context, config.max_position_embeddings.min(TABLE_PAGES * PAGE_TOKENS))?;
         range("chunk", options.chunk, 4096)?;
         let (h, n, d) = (config.hidden_size, config.hc_mult, config.head_dim);
-        let rows = options.chunk.min(options.context);
+        let draft = config.dspark.as_ref().filter(|_| options.draft).map(|dspark| DraftLayout::new(config, dspark));
+        let rows = options.chunk.min(options.context).max(draft.as_ref().map_or(0, |draft| draft.block));
         let (page_parts, page_words) = page_parts(config);
         let pool = pool_layout(page_words, options)?;
         let tiling = tiling(config, rows, options.context);
@@ -245,6 +283,7 @@ impl Layout {
             engram_kv: stride4((n + 1) * h),
             logits: stride4(config.vocab_size),
             logit_rows: if options.all_logits { rows } else { 1 },
+            draft,
         })
     }
 

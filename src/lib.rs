@@ -9,6 +9,7 @@
 //! | [`error`] | the one error type |
 //! | [`formats`] | number formats: BF16, E4M3, E2M1, UE8M0, and the three cache formats made of them |
 //! | [`sampling`] | how a request chooses tokens |
+//! | [`spec`] | when to draft, and how many drafted tokens to verify |
 //! | [`store`] | where sessions are kept: records by their hash, manifests by name; knows not what they mean |
 //! | [`config`] | what a model is: parsed, validated, resolved into one [`config::LayerPlan`] a layer |
 //! | [`reading`] | which rows of a text each layer runs |
@@ -41,6 +42,7 @@ pub mod sampling;
 pub mod selftest;
 pub mod session;
 pub mod snapshot;
+pub mod spec;
 pub mod store;
 pub mod text;
 

@@ -223,17 +223,67 @@ fn layout_of_the_release() {
 #[test]
 fn draft_and_vision_tensors_may_be_there_or_not() {
     let mut parts = Parts::golden();
-    for name in ["vision.norm.weight", "aligner.w1.bias", "image_start", "mtp.9.something.new"] {
+    for name in ["vision.norm.weight", "aligner.w1.bias", "image_start"] {
         parts.tensors.insert(name.into(), (Dtype::F32, vec![2], vec![0; 8]));
     }
     let checkpoint = parts.open().unwrap();
-    assert!(checkpoint.tensor("mtp.0.main_proj.weight").is_ok());
+    assert!(checkpoint.has_draft() && checkpoint.tensor("mtp.0.main_proj.weight").is_ok());
     let error = checkpoint.tensor("vision.norm.weight").unwrap_err().to_string();
     assert_eq!(error, "tensor `vision.norm.weight`: found nothing, allowed: a tensor of this checkpoint");
 
     parts.tensors.retain(|name, _| !is_deferred(name));
     let checkpoint = parts.open().unwrap();
-    assert!(checkpoint.tensor("mtp.0.main_proj.weight").is_err());
+    assert!(!checkpoint.has_draft() && checkpoint.tensor("mtp.0.main_proj.weight").is_err());
+
+    // Draft stages that the config does not know are left alone.
+    let mut parts = Parts::golden();
+    let text = parts.config["text_config"].as_object_mut().unwrap();
+    text.insert("num_nextn_predict_layers".into(), json!(0));
+    text["compress_ratios"].as_array_mut().unwrap().truncate(12);
+    assert!(!parts.open().unwrap().has_draft());
+}
+
+/// Of any number of stages, each tensor is asked for and none is too many.
+#[test]
+fn draft_tensors_are_all_there_or_none() {
+    let parts = Parts::golden();
+    let draft: Vec<String> = parts.tensors.keys().filter(|name| name.starts_with("mtp.")).cloned().collect();
+    for name in draft.iter().filter(|name| !name.ends_with(".scale")) {
+        let mut parts = Parts::golden();
+        parts.tensors.remove(name);
+        let error = parts.open().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("tensor `{name}`: found nothing, allowed: ")), "{error}");
+    }
+    let refused = |stages: usize| {
+        let mut parts = Parts::golden();
+        parts.config["text_config"]["num_nextn_predict_layers"] = json!(stages);
+        parts.config["text_config"]["compress_ratios"] = json!([0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+        parts.open().unwrap_err().to_string()
+    };
+    // The last stage has the heads.
+    assert!(refused(2).starts_with("tensor `mtp.1.norm.weight`: found nothing, "), "{}", refused(2));
+    assert!(refused(4).starts_with("tensor `mtp.3.attn_norm.weight`: found nothing, "), "{}", refused(4));
+    for stages in [1, 2, 5] {
+        let mut parts = Parts::golden();
+        parts.config["text_config"]["num_nextn_predict_layers"] = json!(stages);
+        parts.config["text_config"]["compress_ratios"] = json!([0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]);
+        let all = std::mem::take(&mut parts.tensors);
+        for (name, tensor) in all {
+            let Some((stage, rest)) = name.strip_prefix("mtp.").and_then(|name| name.split_once('.')) else {
+                parts.tensors.insert(name, tensor);
+                continue;
+            };
+            let only_last = ["norm.", "markov_head.", "confidence_head."].iter().any(|part| rest.starts_with(part));
+            match stage {
+                "0" if rest.starts_with("main_") => drop(parts.tensors.insert(name, tensor)),
+                "0" => (0..stages)
+                    .for_each(|stage| drop(parts.tensors.insert(format!("mtp.{stage}.{rest}"), tensor.clone()))),
+                "2" if only_last => drop(parts.tensors.insert(format!("mtp.{}.{rest}", stages - 1), tensor)),
+                _ => {}
+            }
+        }
+        assert!(parts.open().unwrap().has_draft(), "{stages} stages");
+    }
 }
 
 const WQ_A: &str = "layers.0.attn.wq_a.weight";
@@ -243,7 +293,7 @@ type Change = fn(&mut Parts);
 
 #[test]
 fn bad_tensors_are_refused_by_name() {
-    let cases: [(Change, String); 20] = [
+    let cases: [(Change, String); 23] = [
         (|p| drop(p.tensors.remove("norm.weight")), "norm.weight`: found nothing, allowed: F32 [64] or BF16 [64] or F16 [64]".into()),
         (|p| drop(p.tensors.remove(WQ_A)), format!("{WQ_A}`: found nothing, allowed: {WQ_A_ALLOWED}")),
         (
@@ -305,6 +355,18 @@ fn bad_tensors_are_refused_by_name() {
         (
             |p| drop(p.tensors.insert("mtp.0.extra.scale".into(), (Dtype::F8_E8M0, vec![1, 1], vec![127]))),
             "mtp.0.extra.scale`: found F8_E8M0 [1, 1], allowed: no scale without a packed `mtp.0.extra.weight`".into(),
+        ),
+        (
+            |p| drop(p.tensors.insert("mtp.3.attn_norm.weight".into(), (Dtype::F32, vec![64], vec![0; 256]))),
+            "mtp.3.attn_norm.weight`: found F32 [64], allowed: no tensor of this name in a model of this config".into(),
+        ),
+        (
+            |p| p.get("mtp.2.markov_head.embed.weight").1 = vec![160, 32],
+            "mtp.2.markov_head.embed.weight`: found BF16 [160, 32], allowed: F32 [320, 16] or BF16 [320, 16] or F16 [320, 16]".into(),
+        ),
+        (
+            |p| *p.get("mtp.2.confidence_head.proj.weight") = (Dtype::F32, vec![1, 64], vec![0; 256]),
+            "mtp.2.confidence_head.proj.weight`: found F32 [1, 64], allowed: F32 [1, 80] or BF16 [1, 80] or F16 [1, 80]".into(),
         ),
         (
             |p| p.get("mtp.0.main_proj.weight").1 = vec![192, 64],

@@ -4,7 +4,6 @@
 mod common;
 #[path = "common/device_state.rs"]
 mod device_state;
-mod support;
 
 use cedra::checkpoint::Checkpoint;
 use cedra::config::Candidates;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 /// The golden model, on the device and on the CPU.
 fn golden() -> Option<(Arc<Model>, Twin)> {
     let gpu = gpu()?;
-    let folder = support::fixture("golden/ckpt_fp8fp4");
+    let folder = common::support::fixture("golden/ckpt_fp8fp4");
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let tokenizer = Tokenizer::from_bytes(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap();
     let tables = NgramTables::new(checkpoint.config(), &tokenizer).unwrap();

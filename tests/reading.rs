@@ -11,6 +11,7 @@ use cedra::reference::replay::{Definition, Event};
 use cedra::reference::sample;
 use cedra::reference::sequence::Sequence;
 use cedra::sampling::{Generator, Request, Sampling};
+use common::cpu_state::{bits, defined, visible};
 use common::random_model::{random_checkpoint, Shape, Storage};
 use common::Random;
 use proptest::prelude::*;
@@ -41,10 +42,6 @@ fn text(model: &Model, random: &mut Random, len: usize) -> Vec<u32> {
     (0..len).map(|_| random.below(model.config.vocab_size) as u32).collect()
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
-
 fn sequence(model: &Arc<Model>, prefill: Prefill) -> Sequence {
     let mut sequence = Sequence::new(model.clone());
     sequence.set_prefill(prefill);
@@ -67,42 +64,6 @@ fn make(sequence: &mut Sequence, count: usize, sampling: Sampling) -> Vec<u32> {
 fn next(model: &Model, state: &State, tokens: &[u32]) -> Vec<u32> {
     let waiting = &tokens[state.position..];
     bits(&model.forward(&mut state.clone(), waiting, LogitRows::Last, None).unwrap()[0])
-}
-
-/// All of a state that later rows can see: position, history, entries, window keys and remainders, to the bit.
-fn visible(model: &Model, state: &State) -> Vec<u32> {
-    let c = &model.config;
-    let mut seen = vec![state.position as u32];
-    seen.extend(&state.history);
-    for (index, (plan, ring)) in c.layers.iter().zip(&state.rings).enumerate() {
-        let floor = if index < c.decoder() { state.floors.encoder } else { state.floors.decoder };
-        let lowest = (state.position + 1).saturating_sub(c.sliding_window).max(floor);
-        seen.extend((lowest..state.position).flat_map(|s| bits(ring.row(s % c.sliding_window))));
-        if let Some(global) = &state.globals[index] {
-            seen.extend(bits(&global.entries.data).into_iter().chain(bits(&global.keys.data)));
-            let open = global.entries.rows * plan.ratio;
-            seen.extend((open..state.position).flat_map(|s| bits(global.remainder.row(s % plan.ratio))));
-        }
-    }
-    seen
-}
-
-/// The same of the definition.
-fn defined(model: &Model, definition: &Definition) -> Vec<u32> {
-    let mut seen = vec![definition.read() as u32];
-    let read = definition.text()[..definition.read()].iter().rev().copied();
-    let length = model.config.engram.as_ref().map_or(0, |engram| engram.max_ngram_size - 1);
-    seen.extend(read.chain(std::iter::repeat(u32::MAX)).take(length));
-    for plan in &model.config.layers {
-        seen.extend(definition.window(plan.index).values().flat_map(|key| bits(key)));
-        if plan.role == Role::Full {
-            let (entries, keys) = definition.entries(plan.index);
-            seen.extend(bits(&entries.data).into_iter().chain(bits(&keys.data)));
-            let remainder = definition.remainder(plan.index);
-            seen.extend(remainder.values().flat_map(|(value, gate)| bits(value).into_iter().chain(bits(gate))));
-        }
-    }
-    seen
 }
 
 /// Something to do to a text, drawn so that all lengths and phases around a window and a group occur.

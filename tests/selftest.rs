@@ -64,6 +64,7 @@ fn wrong(shader: &Shader, from: &str, to: &str) -> &'static Shader {
 fn a_wrong_kernel_is_found() {
     let Some(gpu) = gpu(FeatureUse::of_kernels()) else { return };
     let slips = [
+        ("tap", "plain", "sum / f32(params.streams)", "sum"),
         ("embed", "plain", "v * ue8m0_half(byte)", "v * 2.0 * ue8m0_half(byte)"),
         ("boundary", "r1", "fma(mix_pre[r * STREAMS + o], value", "fma(1.0001 * mix_pre[r * STREAMS + o], value"),
         ("engram_gather", "plain", "age < lookup / params.heads + 2u", "age < lookup / params.heads + 1u"),
@@ -73,7 +74,7 @@ fn a_wrong_kernel_is_found() {
         ("group_rows", "plain", "places[id]) + rank] = p;", "places[id]) + rank] = p + 1u;"),
         ("experts_up", "r1", "up < -params.limit", "up < -2.0 * params.limit"),
         ("experts_down", "r1", "z[at + o] = v[o];", "z[at + o] = v[0];"),
-        ("cache_append", "window", "ring[position % params.window", "ring[(position + 1u) % params.window"),
+        ("cache_append", "window", "ring[position % params.slots", "ring[(position + 1u) % params.slots"),
         ("ring_commit", "plain", "(step.position + row) %", "(step.position + row + 1u) %"),
         ("latent_gather", "plain", "] = slab[latent + word]", "] = slab[latent + word] ^ 1u"),
         (

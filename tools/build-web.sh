@@ -5,7 +5,7 @@
 #   tools/build-web.sh FOLDER [--features browser-tests ...]     elsewhere, with arguments for cargo
 #
 # Needs the target wasm32-unknown-unknown (tools/setup.sh --tests), in the toolchain $CEDRA_WEB_TOOLCHAIN if that is set.
-# wasm-opt makes the library smaller where it is installed (npm: binaryen).
+# wasm-opt makes the package's library smaller where it is installed (npm: binaryen).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-pkg/wasm}
@@ -19,7 +19,7 @@ mkdir -p "$out"
 
 library=$out/cedra_bg.wasm
 wasm_opt=$(PATH="$PWD/pkg/node_modules/.bin:$PWD/node_modules/.bin:$PATH" command -v wasm-opt || true)
-if [ -n "$wasm_opt" ]; then
+if [ -n "$wasm_opt" ] && [ "$out" = pkg/wasm ]; then
   "$wasm_opt" -Os "$library" -o "$library.small"
   mv "$library.small" "$library"
 fi

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Reduces the recorded reference data to what tests/golden_cpu.rs and tests/mutations.rs carry in tests/fixtures/golden.
+"""Reduces the recorded reference data to what tests/golden_cpu.rs, tests/draft.rs and tests/mutations.rs carry in
+tests/fixtures/golden.
 
     python3 tools/make_golden_fixture.py GOLDEN
 
-A forward is causal, so the first rows of a record are a record of the first tokens. Four files, the tensors of a record named
+A forward is causal, so the first rows of a record are a record of the first tokens. Six files, the tensors of a record named
 `layer_NN.<name>` and `top.<name>`:
 
 * record_noquant.safetensors: every layer's output and choices, and the logits, without cache quantisation (end to end);
 * record_quant.safetensors: outputs and choices of the layers up to the first Reindex after the candidate source, with
   cache quantisation (layer by layer);
 * quantisers.safetensors: values before and after each cache format;
+* draft_noquant.safetensors, draft_quant.safetensors: one drafted block, without and with cache quantisation, and what the draft
+  saw of the window before it; names as recorded;
 * bounded.safetensors: logits of the last rows when the decoder sees no window key before them, without cache quantisation.
   GOLDEN has this record for another checkpoint only (golden/ckpt_f32): tools/numpy_reference.py makes this one, once it has
   made that one again.
@@ -83,6 +86,15 @@ def record(folder, layers, ratios, logits):
     return out
 
 
+def draft(folder, window):
+    out = read(f"{folder}/dspark.safetensors")
+    dtype, [_, rows, width], raw = out["context_features"]
+    out["context_features"] = dtype, [1, window, width], raw[(rows - window) * width * SIZES[dtype]:]
+    for name in ("main_x", "attn_mask_visible", "confidence_from_normed", "block_tokens"):
+        del out[name]
+    return out
+
+
 def bounded(golden, checkpoint):
     """Floor and logits of the rows from there on, of the whole recorded text."""
     from numpy_reference import Model
@@ -120,6 +132,9 @@ def main():
         for name in [n + end for n in names for end in ("_prequant", "")]:
             pairs[f"layer_{layer:02d}.{name}"] = first(tensors[name], 8)
     write(f"{TARGET}/quantisers.safetensors", pairs)
+    for quant in ("noquant", "quant"):
+        record_of_draft = draft(f"{golden}/fp8fp4_f32compute_{quant}", config["sliding_window"])
+        write(f"{TARGET}/draft_{quant}.safetensors", record_of_draft)
     write(f"{TARGET}/bounded.safetensors", bounded_record(golden))
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the npm package: types, unit tests, API documentation, size, and everything in Node, in Deno, and in a headless Chromium, whose
 # WebGPU runs on the CPU.
-# Needs Node 20 or newer; installs the rest where it can. Arguments are the files to run in the browser (default: all).
+# Needs Node 20 or newer; installs the rest where it can. Arguments are the test files to run (default: all).
 #
 #   tools/test-web.sh
 #   tools/test-web.sh tests/browser/streams.test.mjs
@@ -55,7 +55,7 @@ rust_environment() {
 }
 
 browser_tests() {
-  [ $# -gt 0 ] || set -- tests/browser/*.test.mjs
+  [ $# -gt 0 ] || set -- tests/node/*.test.mjs tests/browser/*.test.mjs
   node --test --test-concurrency=2 --test-reporter=spec "$@"
 }
 
@@ -71,6 +71,5 @@ step "page" npm run --silent build:page
 step "unit tests" node --test pkg/test/*.test.mjs
 step "api documentation" npm run --silent docs -w cedra
 step "size" npm run --silent size -w cedra
-step "node and deno" node --test --test-reporter=spec tests/node/node.test.mjs
-step "browser tests" browser_tests "$@"
+step "in Chromium, Node and Deno" browser_tests "$@"
 echo "--- all passed: $SECONDS s"

@@ -17,6 +17,7 @@ export interface LayerAttention {
 
 /** What the last token that was read attended to. */
 export interface Attention {
+  /** Where it stands in the text. */
   position: number;
   /** Every layer, in order. */
   layers: LayerAttention[];

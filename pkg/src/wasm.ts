@@ -95,16 +95,17 @@ export function loadWasm(source?: WasmSource): Promise<WasmModule> {
   return loading;
 }
 
+/** The name apart from the place: bundlers take the two together for one more asset. */
+const here = import.meta.url;
+const beside = (): URL => new URL("../wasm/cedra_bg.wasm", here);
+
 async function load(source?: WasmSource): Promise<WasmModule> {
   prepareScope();
   const module = (await import("../wasm/cedra.js")) as unknown as WasmModule;
   // Without a source the glue looks beside itself, with `fetch`, which does not read files everywhere.
-  const place = source ?? (import.meta.url.startsWith("file:") ? beside() : undefined);
+  const place = source ?? (here.startsWith("file:") ? beside() : undefined);
   const file = typeof place === "string" || place instanceof URL ? localFile(place) : undefined;
   const from = file ? await readLocal(file) : source;
   await module.default(from === undefined ? undefined : { module_or_path: from });
   return module;
 }
-
-/** Not written in one piece: bundlers would take it for one more asset. */
-const beside = (): URL => new URL(["..", "wasm", "cedra_bg.wasm"].join("/"), import.meta.url);

@@ -65,7 +65,8 @@ async function setUp() {
   let replies = 0;
   const engine = {
     info: {},
-    session: () => (sessions.push(new Counting()), sessions.at(-1)),
+    check: () => {},
+    session: async () => (sessions.push(new Counting()), sessions.at(-1)),
     encodeChat: (conversation) =>
       Uint32Array.from([0, ...JSON.parse(conversation).messages.flatMap(({ role, content }) => (role === "user" ? numbers(content) : [1000, ...numbers(content)])), 1000]),
     reply: () => {

@@ -61,10 +61,23 @@ pub struct Cache {
     pub table: Buffer,
     /// One a layer: (W, packed window key).
     pub rings: Vec<Buffer>,
+    /// What a drafted block needs, where the draft stages are loaded.
+    pub draft: Option<DraftCache>,
     /// Full layers with a ratio above 1: the incomplete group, (ratio - 1, 2, D) f32.
     pub remainders: Vec<Option<Buffer>>,
     /// The pages.
     pub pages: Pages,
+}
+
+/// What the draft stages have of a text.
+#[derive(Debug)]
+pub struct DraftCache {
+    /// The [`Step`] of a block: its rows, and as the decoder's floor the lowest position that it sees.
+    pub step: Buffer,
+    /// Ids of the block (B): the token that waits, then noise.
+    pub tokens: Buffer,
+    /// One a stage: (W + B, packed window key), position p in row `p % (W + B)`.
+    pub rings: Vec<Buffer>,
 }
 
 /// Words of each buffer of a cache, in the order of [`Cache::new`], and its kind.
@@ -82,6 +95,10 @@ pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(MemoryKind, usize)
         if layer.role == Role::Full && layer.ratio > 1 {
             list.push((MemoryKind::Cache, (layer.ratio - 1) * 2 * config.head_dim));
         }
+    }
+    if let Some((dspark, draft)) = config.dspark.as_ref().zip(layout.draft.as_ref()) {
+        list.extend([(MemoryKind::Params, std::mem::size_of::<Step>() / 4), (MemoryKind::Cache, draft.block)]);
+        list.extend((0..dspark.stages).map(|_| (MemoryKind::Cache, draft.ring_rows * layout.window_row)));
     }
     list
 }
@@ -121,7 +138,15 @@ impl Cache {
             remainders.push(if remainder { Some(next(&format!("remainder of layer {}", layer.index))?) } else { None });
         }
         let pages = Pages::default();
-        let cache = Self { step, tokens, history, stop_ids, out, table, rings, remainders, pages };
+        let draft = match config.dspark.as_ref().filter(|_| layout.draft.is_some()) {
+            Some(dspark) => {
+                let (step, tokens) = (next("draft step")?, next("drafted block")?);
+                let ring = |stage| next(&format!("window ring of draft stage {stage}"));
+                Some(DraftCache { step, tokens, rings: (0..dspark.stages).map(ring).collect::<Result<_>>()? })
+            }
+            None => None,
+        };
+        let cache = Self { step, tokens, history, stop_ids, out, table, rings, draft, remainders, pages };
         cache.clear(gpu);
         Ok(cache)
     }
@@ -135,7 +160,8 @@ impl Cache {
 
     /// Fills everything that a text writes besides its pages with `word`: NaN bits show a read of something unwritten.
     pub fn poison(&self, gpu: &Gpu, word: u32) {
-        for buffer in self.rings.iter().chain(self.remainders.iter().flatten()) {
+        let draft = self.draft.iter().flat_map(|draft| &draft.rings);
+        for buffer in self.rings.iter().chain(self.remainders.iter().flatten()).chain(draft) {
             gpu.fill(buffer, word);
         }
     }

@@ -23,7 +23,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Formats that it may be stored in.
     pub formats: &'static [Format],
-    /// Whether it must be there. Draft tensors need not be.
+    /// Whether it must be there. Draft tensors are all there or none of them is.
     pub required: bool,
 }
 
@@ -52,13 +52,20 @@ impl TensorSpec {
     }
 }
 
-/// Tensors that are recognised by name and left alone: draft, vision tower and its aligner.
+/// Tensors of draft stages, by name.
+pub fn is_draft(name: &str) -> bool {
+    name.starts_with("mtp.")
+}
+
+/// Tensors that a checkpoint may have although its config asks for none: draft stages, vision tower and its aligner. The last
+/// two are left alone, and so are draft stages where the config has none.
 pub fn is_deferred(name: &str) -> bool {
-    ["mtp.", "vision.", "aligner."].iter().any(|prefix| name.starts_with(prefix))
+    is_draft(name)
+        || ["vision.", "aligner."].iter().any(|prefix| name.starts_with(prefix))
         || ["image_start", "image_end", "image_newline"].contains(&name)
 }
 
-/// Every tensor of the backbone (required) and of the draft stages (optional).
+/// Every tensor of the backbone (required) and of the draft stages (all or none).
 pub fn expected(config: &Config) -> Vec<TensorSpec> {
     let mut list = List { config, specs: Vec::new(), required: true };
     let (v, h) = (config.vocab_size, config.hidden_size);

@@ -176,18 +176,23 @@ impl Checkpoint {
 
     fn validated(config: Config, config_hash: [u8; 16], files: Vec<File>, mut listing: Listing) -> Result<Self> {
         let mut tensors = BTreeMap::new();
-        for spec in layout::expected(&config) {
-            if let Some(stored) = take(&spec, &mut listing, &files)? {
-                tensors.insert(spec.name, stored);
-            }
+        let draft = config.dspark.is_some() && listing.keys().any(|name| layout::is_draft(name));
+        for spec in layout::expected(&config).into_iter().filter(|spec| spec.required || draft) {
+            let stored = take(&spec, &mut listing, &files)?;
+            tensors.insert(spec.name, stored);
         }
-        check_rest(&listing)?;
+        check_rest(&listing, draft)?;
         Ok(Self { config, config_hash, files, tensors })
     }
 
     /// The model's config.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Whether it has the draft stages that its config describes.
+    pub fn has_draft(&self) -> bool {
+        self.tensors.keys().any(|name| layout::is_draft(name))
     }
 
     /// Names of all tensors of the backbone and of the draft stages, in order.
@@ -252,7 +257,7 @@ async fn list(files: &[File]) -> Result<Listing> {
 }
 
 /// Takes a tensor and its scales out of the listing, checked against its spec.
-fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Option<Stored>> {
+fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Stored> {
     let allowed = || {
         let choices = spec.formats.iter().map(|&format| {
             let (dtype, shape, scale) = spec.stored(format);
@@ -262,9 +267,7 @@ fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Opti
         choices.collect::<Vec<_>>().join(" or ")
     };
     let error = |found: String| Error::tensor(&spec.name, found, allowed());
-    let Some((file, entry)) = listing.remove(&spec.name) else {
-        return if spec.required { Err(error("nothing".into())) } else { Ok(None) };
-    };
+    let (file, entry) = listing.remove(&spec.name).ok_or_else(|| error("nothing".into()))?;
     let fits = |&&format: &&Format| {
         let (dtype, shape, _) = spec.stored(format);
         dtype == entry.dtype && shape == entry.shape
@@ -290,18 +293,18 @@ fn take(spec: &TensorSpec, listing: &mut Listing, files: &[File]) -> Result<Opti
             Some(Scales { file, shape, bytes: scale.bytes })
         }
     };
-    Ok(Some(Stored { file, format, shape: spec.shape.clone(), bytes: entry.bytes, scales }))
+    Ok(Stored { file, format, shape: spec.shape.clone(), bytes: entry.bytes, scales })
 }
 
-/// What no spec has taken must be a tensor that is left for later, with its scale.
-fn check_rest(rest: &Listing) -> Result<()> {
+/// What no spec has taken must be a tensor that is left alone, with its scale. With `draft`, that is no tensor of a draft stage.
+fn check_rest(rest: &Listing, draft: bool) -> Result<()> {
     for (name, (_, entry)) in rest {
         let found = format!("{} {:?}", entry.dtype, entry.shape);
         match name.strip_suffix(".scale").map(|stem| format!("{stem}.weight")) {
             Some(weight) if !rest.contains_key(&weight) => {
                 return Err(Error::tensor(name, found, format!("no scale without a packed `{weight}`")));
             }
-            _ if layout::is_deferred(name) => {}
+            _ if layout::is_deferred(name) && !(draft && layout::is_draft(name)) => {}
             _ => return Err(Error::tensor(name, found, "no tensor of this name in a model of this config")),
         }
         let packed = matches!(entry.dtype, Dtype::F8_E4M3 | Dtype::I8);

@@ -11,7 +11,7 @@ use clap::{ArgGroup, Args};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::{Candidates, Config, LayerPlan, Role};
+use crate::config::{Candidates, Config, DsparkConfig, LayerPlan, Role};
 use crate::formats::CacheFormat;
 use crate::model::{MemoryPlan, Options};
 use crate::{Error, Result};
@@ -65,6 +65,8 @@ pub struct Inspection {
     pub encoder_layers: usize,
     /// One entry a layer.
     pub layers: Vec<Layer>,
+    /// The draft stages, where the model has some.
+    pub draft: Option<Draft>,
     /// Parameter counts.
     pub parameters: Parameters,
     /// Bytes of a session's state.
@@ -92,6 +94,25 @@ pub struct Layer {
     pub candidates: Option<&'static str>,
     /// Whether it opens with an Engram.
     pub engram: bool,
+}
+
+/// The draft stages, which propose tokens that the model verifies.
+#[derive(Debug, Clone, Serialize)]
+pub struct Draft {
+    /// Number of stages.
+    pub stages: usize,
+    /// Tokens of a drafted block.
+    pub block_size: usize,
+    /// Layers whose attention inputs they see.
+    pub target_layers: Vec<usize>,
+    /// Routed experts of a stage.
+    pub experts: usize,
+    /// Of them, those that a token uses.
+    pub experts_per_token: usize,
+    /// Rank of the Markov head.
+    pub markov_rank: usize,
+    /// Bytes of their window rings, whatever the context.
+    pub ring_bytes: u128,
 }
 
 /// Parameters, scales of packed formats not counted.
@@ -189,6 +210,7 @@ impl Inspection {
             max_context,
             encoder_layers,
             layers: config.layers.iter().map(Layer::new).collect(),
+            draft: config.dspark.as_ref().map(|draft| Draft::new(config, draft)),
             parameters: Parameters {
                 total,
                 backbone,
@@ -224,6 +246,22 @@ impl Layer {
                 Candidates::Restricted => Some("restricted"),
             },
             engram: plan.engram.is_some(),
+        }
+    }
+}
+
+impl Draft {
+    fn new(config: &Config, draft: &DsparkConfig) -> Self {
+        // A block lies beside the window until it is known what is accepted.
+        let rows = (config.sliding_window + draft.block_size) as u128;
+        Self {
+            stages: draft.stages,
+            block_size: draft.block_size,
+            target_layers: draft.target_layer_ids.clone(),
+            experts: draft.n_routed_experts,
+            experts_per_token: draft.num_experts_per_tok,
+            markov_rank: draft.markov_rank,
+            ring_bytes: draft.stages as u128 * rows * 4 * CacheFormat::Fp8.row_words(config.head_dim) as u128,
         }
     }
 }
@@ -444,6 +482,18 @@ impl fmt::Display for Inspection {
                 if run.len() == 1 { first.index.to_string() } else { format!("{}..{}", first.index, last.index) };
             row(f, &name, first.to_string())?;
         }
+        if let Some(draft) = &self.draft {
+            writeln!(f, "draft: blocks of {} tokens", draft.block_size)?;
+            row(f, "stages", draft.stages.to_string())?;
+            row(
+                f,
+                "see the inputs of layers",
+                draft.target_layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            )?;
+            row(f, "experts", format!("{} of {}", draft.experts_per_token, draft.experts))?;
+            row(f, "Markov rank", draft.markov_rank.to_string())?;
+            row(f, "window rings", format!("{} bytes", grouped(draft.ring_bytes)))?;
+        }
         writeln!(f, "parameters: {} ({})", short(p.total), grouped(p.total))?;
         row(f, "backbone", short(p.backbone))?;
         row(f, "Engram rows", short(p.engram_rows))?;
@@ -619,6 +669,12 @@ mod tests {
             "  20                               full, ratio 1, publishes candidates",
             "  24                               reindex, ratio 1, entries of 20, candidates only",
             "  37..39                           reuse, ratio 1, entries of 20, selection of 36",
+            "draft: blocks of 5 tokens",
+            "  stages                           3",
+            "  see the inputs of layers         37, 38, 39",
+            "  experts                          3 of 128",
+            "  Markov rank                      256",
+            "  window rings                     210,672 bytes",
             "parameters: 763.2 B (763,205,315,794)",
             "  global cache                     890 bytes a token, 933,232,640 bytes",
             "  window rings                     2,703,360 bytes",
@@ -634,6 +690,7 @@ mod tests {
         assert_eq!(value["parameters"]["total"], 763_205_315_794u64);
         assert_eq!(value["cache"]["ring_bytes"], 2_703_360);
         assert_eq!(value["layers"][20]["candidates"], "source");
+        assert_eq!(value["draft"]["target_layers"], serde_json::json!([37, 38, 39]));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use bytemuck::{Pod, Zeroable};
 struct Params {
     heads: u32,
     window: u32,
+    slots: u32,
+    block: u32,
     scale: f32,
     up_stride: u32,
     query_at: u32,
@@ -25,7 +27,20 @@ struct Params {
 pub fn layout() -> Layout {
     crate::layout!(
         "attend",
-        Params { heads, window, scale, up_stride, query_at, group_heads, group_stride, out_stride, topk, decoder }
+        Params {
+            heads,
+            window,
+            slots,
+            block,
+            scale,
+            up_stride,
+            query_at,
+            group_heads,
+            group_stride,
+            out_stride,
+            topk,
+            decoder
+        }
     )
 }
 
@@ -49,6 +64,10 @@ pub struct Window<'a> {
     pub rotary: usize,
     /// W.
     pub window: usize,
+    /// Slots of the ring, W at least.
+    pub slots: usize,
+    /// Whether the rows are a drafted block: all see the W positions before the step, and each other.
+    pub block: bool,
     /// Whether the step's floor for the decoder holds, not that for the encoder.
     pub decoder: bool,
     /// G, a divisor of H.
@@ -59,9 +78,9 @@ pub struct Window<'a> {
     pub query_at: usize,
     /// (T, up_stride) f32.
     pub up: &'a Buffer,
-    /// (W, row words): packed FP8 window keys, slot `position % W`.
+    /// (slots, row words): packed FP8 window keys, slot `position % slots`.
     pub ring: &'a Buffer,
-    /// (T, row words): those of a step of several rows.
+    /// (T, row words): those of a step of several rows, or of a block.
     pub chunk: &'a Buffer,
     /// f32: frequencies (d_r / 2), then sink logits (H).
     pub constants: &'a Buffer,
@@ -112,6 +131,8 @@ impl Attend {
         let params = Params {
             heads: heads as u32,
             window: window.window as u32,
+            slots: window.slots as u32,
+            block: window.block.into(),
             scale: (head_dim as f64).powf(-0.5) as f32,
             up_stride: window.up_stride as u32,
             query_at: window.query_at as u32,

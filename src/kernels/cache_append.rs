@@ -17,7 +17,8 @@ use std::sync::Arc;
 struct Params {
     eps: f32,
     rotary: u32,
-    window: u32,
+    slots: u32,
+    block: u32,
     ratio: u32,
     down_stride: u32,
     key_at: u32,
@@ -45,7 +46,8 @@ pub fn layout() -> Layout {
         Params {
             eps,
             rotary,
-            window,
+            slots,
+            block,
             ratio,
             down_stride,
             key_at,
@@ -132,8 +134,10 @@ pub struct WindowKeys<'a> {
     pub head_dim: usize,
     /// d_r, even, at most D and D_i.
     pub rotary: usize,
-    /// W.
-    pub window: usize,
+    /// Slots of the ring.
+    pub slots: usize,
+    /// Whether the rows are a drafted block: no later row sees them, and all go to the chunk.
+    pub block: bool,
     /// Of all norms.
     pub eps: f32,
     /// Words of a row of `down`.
@@ -144,9 +148,9 @@ pub struct WindowKeys<'a> {
     pub down: &'a Buffer,
     /// What [`constants`] made.
     pub constants: &'a Buffer,
-    /// (W, row words): slot `position % W`; written by steps of one row.
+    /// (slots, row words): slot `position % slots`; written by steps of one row.
     pub ring: &'a Buffer,
-    /// (T, row words): by row of the step; written by steps of several.
+    /// (T, row words): by row of the step; written by steps of several, and of a block.
     pub chunk: &'a Buffer,
 }
 
@@ -270,7 +274,8 @@ impl CacheAppend {
         let params = Params {
             eps: keys.eps,
             rotary: keys.rotary as u32,
-            window: keys.window as u32,
+            slots: keys.slots as u32,
+            block: keys.block.into(),
             ratio: entries.map_or(1, |e| e.ratio) as u32,
             down_stride: keys.down_stride as u32,
             key_at: keys.key_at as u32,

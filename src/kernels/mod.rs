@@ -19,6 +19,7 @@ pub mod sample;
 pub mod select;
 pub mod select_merge;
 pub mod selector;
+pub mod tap;
 pub mod tiling;
 
 use crate::gpu::Layout;
@@ -107,6 +108,7 @@ pub fn layouts() -> Vec<Layout> {
         engram_gate::layout(),
         engram_gate::mix_layout(),
         sample::layout(),
+        tap::layout(),
         index_score::layout(),
         select::layout(),
         select_merge::layout(),

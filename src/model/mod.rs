@@ -1,6 +1,7 @@
 //! The layers, wired from kernels: loading ([`weights`]), the plan of the device's memory ([`MemoryPlan`]), and the step that
 //! prefill and decoding share ([`Sequence`]).
 
+mod draft;
 mod figures;
 mod moment;
 pub mod pack;
@@ -72,7 +73,8 @@ impl Model {
         let config = checkpoint.config().clone();
         let bindable = pack::slice_limit(&gpu);
         let slab_bytes = options.slab_bytes.map(|bytes| bytes.min(bindable));
-        let layout = Layout::new(&config, &Options { slab_bytes, ..options.clone() })?;
+        let draft = options.draft && checkpoint.has_draft();
+        let layout = Layout::new(&config, &Options { slab_bytes, draft, ..options.clone() })?;
         let limit = options.slice_bytes.unwrap_or(u64::MAX).min(bindable);
         let weight_plan = WeightPlan::of(checkpoint, &layout, limit)?;
         let plan = MemoryPlan::new(&config, &layout, &weight_plan);

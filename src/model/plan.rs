@@ -105,6 +105,8 @@ impl MemoryPlan {
 fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
     let slices = weights.slices();
     let layers = config.layers.len();
+    let stages = weights.stages();
+    let taps = config.dspark.as_ref().filter(|_| stages > 0).map_or(0, |dspark| dspark.target_layer_ids.len());
     // A Full layer without remainder binds an empty buffer in its place.
     let placeholders = config.layers.iter().filter(|layer| layer.role == Role::Full && layer.ratio == 1).count();
     let selecting = config.layers.iter().filter(|layer| selects(layer)).count();
@@ -112,17 +114,19 @@ fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
         ("embed", slices.embed),
         ("engram_gather", slices.tables),
         ("engram_gate", config.layers.iter().filter(|layer| layer.engram.is_some()).count()),
-        ("boundary", 2 * layers + 1),
+        ("boundary", 2 * layers + 1 + if stages > 0 { 2 * stages + 1 } else { 0 }),
         ("linear", slices.linear + slices.parts),
-        ("cache_append", layers),
+        // Of a stage, once for a block and once for the text.
+        ("cache_append", layers + 2 * stages),
+        ("tap", taps),
         ("index_score", selecting),
         ("select", selecting),
         ("select_merge", selecting),
         ("latent_gather", selecting),
-        ("attend", layers),
-        ("ring_commit", layers),
-        ("route", layers),
-        ("group_rows", 2 * layers),
+        ("attend", layers + stages),
+        ("ring_commit", layers + stages),
+        ("route", layers + stages),
+        ("group_rows", 2 * (layers + stages)),
         ("experts_up", slices.experts_up),
         ("experts_down", slices.experts_down),
         ("sample", 2),

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::gpu::{Buffer, Gpu, MemoryKind};
-use crate::layout::{selects, Layout};
+use crate::layout::{selects, DraftLayout, Layout};
 use crate::Result;
 
 macro_rules! scratch {
@@ -51,6 +51,16 @@ macro_rules! scratch {
     };
 }
 
+impl Size<'_> {
+    /// The larger of a size of the layers and of the draft stages.
+    fn most(&self, layers: usize, stages: fn(&DraftLayout) -> usize) -> usize {
+        layers.max(self.layout.draft.as_ref().map_or(0, stages))
+    }
+    fn parts(&self) -> usize {
+        self.most(self.layout.parts, |draft| draft.parts)
+    }
+}
+
 struct Size<'a> {
     config: &'a Config,
     layout: &'a Layout,
@@ -91,23 +101,29 @@ scratch! {
     /// (T, G · r_o): after it.
     attention_latent: |s| s.rows * s.layout.attention_latent,
     /// (T, parts, h4): a sublayer's output.
-    z: |s| s.rows * s.layout.parts * s.layout.hidden,
+    z: |s| s.rows * s.parts() * s.layout.hidden,
     /// (T, E): router logits.
-    gate: |s| s.rows * s.layout.gate,
+    gate: |s| s.rows * s.most(s.layout.gate, |draft| draft.gate),
     /// (T, parts): experts.
-    route_ids: |s| s.rows * s.layout.parts,
+    route_ids: |s| s.rows * s.parts(),
     /// (T, parts): their weights.
-    route_gains: |s| s.rows * s.layout.parts,
+    route_gains: |s| s.rows * s.parts(),
     /// (T · parts): pairs by expert.
-    pairs: |s| s.rows * s.layout.parts,
+    pairs: |s| s.rows * s.parts(),
     /// Their tiles.
-    tiles: |s| s.layout.tiles,
+    tiles: |s| s.most(s.layout.tiles, |draft| draft.tiles),
     /// (T · parts, I): experts' hidden vectors.
-    hidden: |s| s.rows * s.layout.parts * s.layout.expert_hidden,
+    hidden: |s| s.rows * s.parts() * s.layout.expert_hidden,
     /// (Engram layers, T, rows of n-grams): a region an Engram.
     engram_rows: |s| s.config.engram.as_ref().map_or(0, |engram| engram.layer_ids.len()) * s.layout.engram_region,
     /// (T, (n + 1) h): its keys and value.
     engram_kv: |s| if s.layout.engram == 0 { 0 } else { s.rows * s.layout.engram_kv },
     /// (logit rows, V).
     logits: |s| s.layout.logit_rows * s.layout.logits,
+    /// (T, features): what the draft stages are told of the rows.
+    features: |s| s.rows * s.most(0, |draft| draft.features),
+    /// (T, h4): the same through `main_proj`.
+    main: |s| if s.layout.draft.is_some() { s.rows * s.layout.hidden } else { 0 },
+    /// (B, V): those of a drafted block, before what the token before says.
+    draft_logits: |s| s.most(0, |draft| draft.block) * s.layout.logits,
 }

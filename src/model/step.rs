@@ -3,7 +3,8 @@
 //! The order is that of ARCHITECTURE.md. Between its parts a step can be watched: [`Watch`] hears of every point at which
 //! an intermediate is complete. Decoding watches nothing; tracing reads buffers there.
 
-use super::weights::engram_dims;
+use super::draft::{DraftKernels, ListenKernels};
+use super::weights::{engram_dims, Layer};
 use super::Model;
 use crate::cache::{history, Cache, Page, PagePool, OUT_RING};
 use crate::config::{Candidates, Config, LayerPlan};
@@ -166,11 +167,46 @@ struct LayerKernels {
     attention_a: Linear,
     attention_b: Linear,
     expert_boundary: Boundary,
+    experts: ExpertKernels,
+}
+
+/// Experts of a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Experts {
+    /// Routed experts.
+    pub routed: usize,
+    /// Of them, those that a row uses.
+    pub chosen: usize,
+    /// Whether their scores are normalised.
+    pub normalise: bool,
+    /// Words of a row of router logits.
+    pub gate: usize,
+}
+
+/// Router and experts of a block.
+#[derive(Debug)]
+pub(super) struct ExpertKernels {
     gate: Linear,
     route: Route,
     group: GroupRows,
     experts_up: ExpertsUp,
     experts_down: ExpertsDown,
+}
+
+impl ExpertKernels {
+    /// Records the choice of experts.
+    pub fn record_route(&self, recording: &mut Recording, count: u32) {
+        self.gate.record(recording, count);
+        self.route.record(recording, count);
+        if count > 1 {
+            self.group.record(recording, count);
+        }
+    }
+    /// Records what they make.
+    pub fn record_output(&self, recording: &mut Recording, count: u32) {
+        self.experts_up.record(recording, count);
+        self.experts_down.record(recording, count);
+    }
 }
 
 /// All kernels of a model on one sequence's cache.
@@ -182,6 +218,9 @@ pub(super) struct StepKernels {
     last_boundary: Boundary,
     head: Linear,
     sample: Sample,
+    /// What the draft stages do while a text is read, and what they draft, where they are loaded.
+    listen: Option<ListenKernels>,
+    pub(super) draft: Option<DraftKernels>,
     /// Slabs that the kernels know.
     slabs: usize,
     counts: Vec<RowCount>,
@@ -191,13 +230,15 @@ impl StepKernels {
     /// Makes all pipelines, uniforms and bind groups.
     pub fn new(model: &Model, cache: &Cache) -> Result<Self> {
         let Model { gpu, config, layout, weights, scratch, .. } = model;
-        let builder = Builder { model, gpu, config, cache };
+        let builder = Builder { model, gpu, config, cache, step: &cache.step };
         let layers: Result<Vec<_>> = config.layers.iter().map(|layer| builder.layer(layer)).collect();
         let last = &weights.layers[weights.layers.len() - 1].mixes[1];
         let streams = config.hc_mult as u32;
         Ok(Self {
             gpu: gpu.clone(),
             slabs: 0,
+            listen: ListenKernels::new(&builder)?,
+            draft: DraftKernels::new(model, cache)?,
             counts: config.layers.iter().map(|_| RowCount::default()).collect(),
             embed: Embed::new(gpu, &weights.embed, &cache.step, &cache.tokens, &scratch.streams, streams)?,
             layers: layers?,
@@ -282,6 +323,9 @@ impl StepKernels {
         if let Some(part) = depth.part {
             self.record_part(recording, depth.whole, rows, part, &slabs);
         }
+        if let Some(listen) = &self.listen {
+            listen.record(recording, rows.position, rows.count, depth);
+        }
         if head {
             let last = self.layers.len() - 1;
             self.last_boundary.record(recording, rows.count);
@@ -311,6 +355,9 @@ impl StepKernels {
             reached(recording, Point::EngramDone)?;
         }
         layer.attention_boundary.record(recording, count);
+        if let Some(listen) = &self.listen {
+            listen.record_tap(recording, index, count);
+        }
         reached(recording, Point::AttentionInput)
     }
 
@@ -369,14 +416,9 @@ impl StepKernels {
         reached(recording, Point::AttentionOutput)?;
         layer.expert_boundary.record(recording, count);
         reached(recording, Point::ExpertInput)?;
-        layer.gate.record(recording, count);
-        layer.route.record(recording, count);
-        if count > 1 {
-            layer.group.record(recording, count);
-        }
+        layer.experts.record_route(recording, count);
         reached(recording, Point::Routed)?;
-        layer.experts_up.record(recording, count);
-        layer.experts_down.record(recording, count);
+        layer.experts.record_output(recording, count);
         reached(recording, Point::ExpertOutput)
     }
 
@@ -392,24 +434,26 @@ impl StepKernels {
 }
 
 /// What all constructors need.
-struct Builder<'a> {
-    model: &'a Model,
-    gpu: &'a Gpu,
-    config: &'a Config,
-    cache: &'a Cache,
+pub(super) struct Builder<'a> {
+    pub model: &'a Model,
+    pub gpu: &'a Gpu,
+    pub config: &'a Config,
+    pub cache: &'a Cache,
+    /// The step of the rows: the text's, or that of a drafted block.
+    pub step: &'a Buffer,
 }
 
 impl<'a> Builder<'a> {
     /// A boundary: before an attention sublayer (`attention`) it reads the partial sums of an expert sublayer's mix, and the
     /// other way round.
-    fn boundary(&self, place: Place<'a>, parts: usize, attention: bool) -> Result<Boundary> {
+    pub fn boundary(&self, place: Place<'a>, parts: usize, attention: bool) -> Result<Boundary> {
         let scratch = &self.model.scratch;
         let (before, after) = match attention {
             true => (&scratch.partials_ffn, &scratch.partials_attn),
             false => (&scratch.partials_attn, &scratch.partials_ffn),
         };
         let buffers = boundary::Buffers {
-            step: (&self.cache.step).into(),
+            step: self.step.into(),
             z: (&scratch.z).into(),
             parts: parts as u32,
             streams: (&scratch.streams).into(),
@@ -421,7 +465,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A product whose input rows and output rows fill their buffers.
-    fn linear(
+    pub fn linear(
         &self,
         pack: &Pack,
         (x, x_stride): (&Buffer, usize),
@@ -429,7 +473,7 @@ impl<'a> Builder<'a> {
         (y, y_stride): (&Buffer, usize),
     ) -> Result<Linear> {
         let io = LinearIo {
-            step: &self.cache.step,
+            step: self.step,
             x,
             x_stride: x_stride as u32,
             x_offset: 0,
@@ -455,7 +499,12 @@ impl<'a> Builder<'a> {
             (Some(before), None) => Place::Between { mix_fn, mix_const: (&before.constants).into() },
             (Some(before), Some(_)) => Place::AfterEngram { mix_fn, mix_const: (&before.constants).into() },
         };
-        let slots = layout.parts as u32;
+        let experts = Experts {
+            routed: config.n_routed_experts,
+            chosen: config.num_experts_per_tok,
+            normalise: config.norm_topk_prob,
+            gate: layout.gate,
+        };
         Ok(LayerKernels {
             engram: self.engram(plan)?,
             attention_boundary: self.boundary(place, layout.parts, true)?,
@@ -512,23 +561,32 @@ impl<'a> Builder<'a> {
                 1,
                 false,
             )?,
+            experts: self.experts(layer, &experts)?,
+        })
+    }
+
+    /// What a block runs after its second boundary.
+    pub fn experts(&self, layer: &Layer, experts: &Experts) -> Result<ExpertKernels> {
+        let Model { gpu, config, layout, scratch, .. } = self.model;
+        let slots = experts.chosen as u32 + 1;
+        Ok(ExpertKernels {
             gate: self.linear(
                 &layer.gate,
                 (&scratch.x, layout.hidden),
                 Some(&layer.ffn_norm),
-                (&scratch.gate, layout.gate),
+                (&scratch.gate, experts.gate),
             )?,
             route: Route::new(
                 gpu,
                 &RouteDims {
-                    experts: config.n_routed_experts as u32,
-                    k: config.num_experts_per_tok as u32,
-                    logit_stride: layout.gate as u32,
-                    normalise: config.norm_topk_prob,
+                    experts: experts.routed as u32,
+                    k: experts.chosen as u32,
+                    logit_stride: experts.gate as u32,
+                    normalise: experts.normalise,
                     scale: config.routed_scaling_factor,
                 },
                 &RouteIo {
-                    step,
+                    step: self.step,
                     logits: &scratch.gate,
                     bias: &layer.gate_bias,
                     ids: &scratch.route_ids,
@@ -539,18 +597,18 @@ impl<'a> Builder<'a> {
             )?,
             group: GroupRows::new(
                 gpu,
-                step,
+                self.step,
                 &scratch.route_ids,
                 &scratch.pairs,
                 &scratch.tiles,
                 slots,
-                config.n_routed_experts as u32 + 1,
+                experts.routed as u32 + 1,
             )?,
             experts_up: ExpertsUp::new(
                 gpu,
                 &layer.experts_up,
                 &ExpertsUpIo {
-                    step,
+                    step: self.step,
                     norm: &layer.ffn_norm,
                     eps: config.rms_norm_eps,
                     x: &scratch.x,
@@ -568,7 +626,7 @@ impl<'a> Builder<'a> {
                 gpu,
                 &layer.experts_down,
                 &ExpertsDownIo {
-                    step,
+                    step: self.step,
                     u: &scratch.hidden,
                     u_stride: layout.expert_hidden as u32,
                     pairs: &scratch.pairs,
@@ -655,7 +713,8 @@ impl<'a> Builder<'a> {
         let keys = WindowKeys {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
-            window: config.sliding_window,
+            slots: config.sliding_window,
+            block: false,
             eps: config.rms_norm_eps,
             down_stride: down.width,
             key_at: down.window,
@@ -734,6 +793,8 @@ impl<'a> Builder<'a> {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
             window: config.sliding_window,
+            slots: config.sliding_window,
+            block: false,
             groups: config.o_groups,
             up_stride: layout.up,
             query_at: 0,

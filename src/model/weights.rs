@@ -1,4 +1,4 @@
-//! The backbone's weights on the device: packs of matrices that are read together, and the small vectors beside them.
+//! The weights on the device: packs of matrices that are read together, and the small vectors beside them.
 //!
 //! [`WeightPlan`] says where everything will lie and how many bytes it takes before a device is touched; [`Weights`] is
 //! the plan carried out.
@@ -6,7 +6,7 @@
 use super::pack::{ExpertPlan, LinearPlan, Loader, MatrixSpec};
 use crate::checkpoint::layout::TensorSpec;
 use crate::checkpoint::{Checkpoint, Format, Tensor, Weight};
-use crate::config::{Config, LayerPlan, Role};
+use crate::config::{Candidates, Config, LayerPlan, Role};
 use crate::gpu::{Buffer, Gpu, MemoryKind};
 use crate::kernels::experts_up::ExpertPack;
 use crate::kernels::linear::{Pack, Segment};
@@ -58,14 +58,19 @@ struct Matrices {
 /// The experts of a layer to be.
 #[derive(Debug, Clone)]
 struct Experts {
+    /// Routed experts; the shared one is one more.
+    routed: usize,
     /// Matrices of an expert: `w1, w3` or `w2`.
     matrices: &'static [&'static str],
     plan: ExpertPlan,
 }
 
-/// A layer's weights to be.
+/// The weights to be of a layer, or of a draft stage.
 #[derive(Debug, Clone)]
 struct PlannedLayer {
+    /// What its tensors' names begin with.
+    prefix: String,
+    plan: LayerPlan,
     down: Matrices,
     /// Outputs of `down` that are also made alone.
     down_parts: Vec<Range<usize>>,
@@ -84,6 +89,10 @@ pub struct WeightPlan {
     embed: Matrices,
     head: Matrices,
     layers: Vec<PlannedLayer>,
+    /// The draft stages; none where they are not loaded.
+    stages: Vec<PlannedLayer>,
+    /// What they read the text through.
+    main: Option<Matrices>,
     /// Bytes of everything that is no pack.
     vectors: u64,
 }
@@ -115,22 +124,81 @@ impl Planner<'_> {
         Ok(Matrices { plan: LinearPlan::new(&specs, self.limit)?, names: list.into_iter().map(|m| m.0).collect() })
     }
 
-    fn experts(&mut self, config: &Config, layer: usize, matrices: &'static [&'static str]) -> Result<Experts> {
-        let routed = (self.stored)(&expert_name(config, layer, 0, matrices[0]))?;
-        let shared = (self.stored)(&expert_name(config, layer, config.n_routed_experts, matrices[0]))?;
+    fn experts(&mut self, prefix: &str, experts: usize, matrices: &'static [&'static str]) -> Result<Experts> {
+        let routed = (self.stored)(&expert_name(prefix, experts, 0, matrices[0]))?;
+        let shared = (self.stored)(&expert_name(prefix, experts, experts, matrices[0]))?;
         let size = (routed.rows, routed.channels);
         let formats = [routed.format, shared.format];
-        let plan = ExpertPlan::new(matrices.len(), size, config.n_routed_experts, formats, self.limit)?;
-        Ok(Experts { matrices, plan })
+        let plan = ExpertPlan::new(matrices.len(), size, experts, formats, self.limit)?;
+        Ok(Experts { routed: experts, matrices, plan })
+    }
+
+    /// A layer, or a draft stage, with so many `experts`.
+    fn layer(
+        &mut self,
+        config: &Config,
+        layout: &Layout,
+        prefix: String,
+        layer: &LayerPlan,
+        experts: usize,
+    ) -> Result<(PlannedLayer, u64)> {
+        let at = |name: &str| format!("{prefix}.{name}.weight");
+        let row = DownRow::new(config, layer);
+        let mut down = vec![(at("attn.wq_a"), 0), (at("attn.wkv"), row.window)];
+        let mut up = vec![(at("attn.wq_b"), 0)];
+        let mut wk = 0;
+        if layer.role == Role::Full {
+            down.push((at("attn.compressor.wkv"), row.latent));
+            if layer.ratio > 1 {
+                down.push((at("attn.compressor.wgate"), row.gate));
+            }
+            let Stored { format, rows, channels } = (self.stored)(&at("attn.indexer.wk"))?;
+            wk = matrix_words(format, rows, channels);
+        }
+        if selects(layer) {
+            down.push((at("attn.indexer.weights_proj"), row.index_weights));
+            up.push((at("attn.indexer.wq_b"), layout.up_index));
+        }
+        let vectors = bytes_of(&layer_vectors(config, layout, layer, experts, wk));
+        let planned = PlannedLayer {
+            plan: layer.clone(),
+            down_parts: vec![],
+            down: self.matrices(down)?,
+            up: self.matrices(up)?,
+            attention_a: self.grouped(vec![(at("attn.wo_a"), 0)], Some((config.o_lora_rank, layout.group)))?,
+            attention_b: self.one(at("attn.wo_b"))?,
+            gate: self.one(at("ffn.gate"))?,
+            experts_up: self.experts(&prefix, experts, &["w1", "w3"])?,
+            experts_down: self.experts(&prefix, experts, &["w2"])?,
+            engram: match layer.engram {
+                Some(_) => Some([self.one(at("engram.embed"))?, self.one(at("engram.wkv"))?]),
+                None => None,
+            },
+            prefix,
+        };
+        Ok((planned, vectors))
+    }
+}
+
+/// What a draft stage is among layers: its attention has a window and nothing else.
+pub(super) fn stage_plan(config: &Config, stage: usize) -> LayerPlan {
+    LayerPlan {
+        index: config.layers.len() + stage,
+        role: Role::Window,
+        ratio: 0,
+        kv_source: None,
+        index_source: None,
+        candidates: Candidates::Ignored,
+        engram: None,
     }
 }
 
 /// Name of a matrix of an expert; the shared expert comes after the routed ones.
-fn expert_name(config: &Config, layer: usize, expert: usize, matrix: &str) -> String {
-    if expert == config.n_routed_experts {
-        format!("layers.{layer}.ffn.shared_experts.{matrix}.weight")
+fn expert_name(prefix: &str, experts: usize, expert: usize, matrix: &str) -> String {
+    if expert == experts {
+        format!("{prefix}.ffn.shared_experts.{matrix}.weight")
     } else {
-        format!("layers.{layer}.ffn.experts.{expert}.{matrix}.weight")
+        format!("{prefix}.ffn.experts.{expert}.{matrix}.weight")
     }
 }
 
@@ -150,60 +218,59 @@ impl WeightPlan {
         let (embed, head) = (planner.one("embed.weight")?, planner.one("head.weight")?);
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
-            let at = |name: &str| format!("layers.{}.{name}.weight", layer.index);
+            let prefix = format!("layers.{}", layer.index);
+            let (mut planned, bytes) = planner.layer(config, layout, prefix, layer, config.n_routed_experts)?;
             let row = DownRow::new(config, layer);
-            let mut down = vec![(at("attn.wq_a"), 0), (at("attn.wkv"), row.window)];
-            let mut up = vec![(at("attn.wq_b"), 0)];
-            let mut wk = 0;
-            if layer.role == Role::Full {
-                down.push((at("attn.compressor.wkv"), row.latent));
-                if layer.ratio > 1 {
-                    down.push((at("attn.compressor.wgate"), row.gate));
-                }
-                let Stored { format, rows, channels } = (planner.stored)(&at("attn.indexer.wk"))?;
-                wk = matrix_words(format, rows, channels);
-            }
-            if selects(layer) {
-                down.push((at("attn.indexer.weights_proj"), row.index_weights));
-                up.push((at("attn.indexer.wq_b"), layout.up_index));
-            }
-            vectors += bytes_of(&layer_vectors(config, layout, layer, wk));
             let keys = row.window..row.index_weights;
             let entries = (layer.index == config.decoder()).then_some(row.latent..row.index_weights);
-            layers.push(PlannedLayer {
-                down_parts: std::iter::once(keys).chain(entries).collect(),
-                down: planner.matrices(down)?,
-                up: planner.matrices(up)?,
-                attention_a: planner.grouped(vec![(at("attn.wo_a"), 0)], Some((config.o_lora_rank, layout.group)))?,
-                attention_b: planner.one(at("attn.wo_b"))?,
-                gate: planner.one(at("ffn.gate"))?,
-                experts_up: planner.experts(config, layer.index, &["w1", "w3"])?,
-                experts_down: planner.experts(config, layer.index, &["w2"])?,
-                engram: match layer.engram {
-                    Some(_) => Some([planner.one(at("engram.embed"))?, planner.one(at("engram.wkv"))?]),
-                    None => None,
-                },
-            });
+            planned.down_parts = std::iter::once(keys).chain(entries).collect();
+            vectors += bytes;
+            layers.push(planned);
         }
-        Ok(Self { embed, head, layers, vectors })
+        let (mut stages, mut main) = (vec![], None);
+        if let Some(dspark) = config.dspark.as_ref().filter(|_| layout.draft.is_some()) {
+            main = Some(planner.one("mtp.0.main_proj.weight")?);
+            for stage in 0..dspark.stages {
+                let plan = stage_plan(config, stage);
+                let (mut planned, bytes) =
+                    planner.layer(config, layout, format!("mtp.{stage}"), &plan, dspark.n_routed_experts)?;
+                let row = DownRow::new(config, &plan);
+                planned.down_parts.push(row.window..row.width);
+                vectors += bytes;
+                stages.push(planned);
+            }
+            vectors += bytes_of(&[layout.hidden, layout.hidden]);
+        }
+        Ok(Self { embed, head, layers, stages, main, vectors })
     }
 
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
-        let layers = self.layers.iter().flat_map(|layer| {
+        let layers = self.layers.iter().chain(&self.stages).flat_map(|layer| {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
             let experts = [&layer.experts_up, &layer.experts_down].map(|experts| experts.plan.bytes());
             let engram = layer.engram.iter().flatten();
             packs.into_iter().chain(engram).map(|pack| pack.plan.bytes()).chain(experts)
         });
-        self.vectors + self.embed.plan.bytes() + self.head.plan.bytes() + layers.sum::<u64>()
+        let main = self.main.as_ref().map_or(0, |main| main.plan.bytes());
+        self.vectors + main + self.embed.plan.bytes() + self.head.plan.bytes() + layers.sum::<u64>()
+    }
+
+    /// Draft stages.
+    pub(super) fn stages(&self) -> usize {
+        self.stages.len()
     }
 
     /// Slices of each kind of pack, for the count of uniforms: linear, experts, embedding, Engram tables.
     pub(super) fn slices(&self) -> Slices {
         let mut slices =
             Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
-        for layer in &self.layers {
+        // A drafted block has an embedding and a head of its own.
+        if let Some(main) = &self.main {
+            slices.linear += main.plan.slices() + self.head.plan.slices();
+            slices.embed += self.embed.plan.slices();
+        }
+        for layer in self.layers.iter().chain(&self.stages) {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
             slices.linear += packs.iter().map(|pack| pack.plan.slices()).sum::<usize>();
             slices.parts += layer.down_parts.iter().map(|part| layer.down.plan.part(part)).sum::<usize>();
@@ -236,7 +303,7 @@ fn bytes_of(words: &[usize]) -> u64 {
 }
 
 /// Words of the small buffers of a layer; `wk` are those of the index key projection.
-fn layer_vectors(config: &Config, layout: &Layout, layer: &LayerPlan, wk: usize) -> Vec<usize> {
+fn layer_vectors(config: &Config, layout: &Layout, layer: &LayerPlan, experts: usize, wk: usize) -> Vec<usize> {
     let n = config.hc_mult;
     let mix = [n * (n + 2) * layout.streams, 3 + n * (n + 2)];
     let freqs = config.qk_rope_head_dim / 2;
@@ -247,7 +314,7 @@ fn layer_vectors(config: &Config, layout: &Layout, layer: &LayerPlan, wk: usize)
     };
     let mut words = vec![layout.hidden, stride4(config.q_lora_rank), layout.hidden];
     words.extend([mix, mix].concat());
-    words.extend([constants, freqs + config.num_attention_heads, config.n_routed_experts]);
+    words.extend([constants, freqs + config.num_attention_heads, experts]);
     if let (Some(_), Some(engram)) = (layer.engram, &config.engram) {
         words.extend([n * config.hidden_size, 2 * engram.max_ngram_size + 2 * engram.rows_per_token()]);
     }
@@ -367,6 +434,21 @@ pub struct Weights {
     pub token_map: Option<Buffer>,
     /// One a layer.
     pub layers: Vec<Layer>,
+    /// The draft stages, where they are loaded.
+    pub draft: Option<Draft>,
+}
+
+/// Weights of the draft stages.
+#[derive(Debug)]
+pub struct Draft {
+    /// One a stage.
+    pub stages: Vec<Layer>,
+    /// `main_proj`.
+    pub main: Pack,
+    /// Norm of what it makes.
+    pub main_norm: Buffer,
+    /// Norm before the head.
+    pub norm: Buffer,
 }
 
 /// Uploads the small vectors.
@@ -440,13 +522,27 @@ impl WeightPlan {
         };
         let norm = vectors.norm("norm.weight").await?;
         let mut layers = Vec::with_capacity(self.layers.len());
-        for (planned, plan) in self.layers.iter().zip(&config.layers) {
+        for planned in &self.layers {
             progress(held() - before);
-            layers.push(planned.load(&mut loader, &vectors, config, plan, tables, dims).await?);
+            layers.push(planned.load(&mut loader, &vectors, config, tables, dims).await?);
         }
+        let mut stages = Vec::with_capacity(self.stages.len());
+        for planned in &self.stages {
+            progress(held() - before);
+            stages.push(planned.load(&mut loader, &vectors, config, tables, dims).await?);
+        }
+        let draft = match self.stages.last().zip(self.main.as_ref()) {
+            Some((last, main)) => Some(Draft {
+                stages,
+                main: main.load(&mut loader, checkpoint).await?,
+                main_norm: vectors.norm("mtp.0.main_norm.weight").await?,
+                norm: vectors.norm(&format!("{}.norm.weight", last.prefix)).await?,
+            }),
+            None => None,
+        };
         let head = self.head.load(&mut loader, checkpoint).await?;
         progress(held() - before);
-        Ok(Weights { embed, head, norm, token_map, layers })
+        Ok(Weights { embed, head, norm, token_map, layers, draft })
     }
 }
 
@@ -457,11 +553,10 @@ impl Matrices {
 }
 
 impl Experts {
-    async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint, layer: usize) -> Result<ExpertPack> {
-        let label = format!("layers.{layer}.ffn.experts.{}", self.matrices[0]);
-        let tensor = |expert, matrix: usize| {
-            checkpoint.weight(&expert_name(checkpoint.config(), layer, expert, self.matrices[matrix]))
-        };
+    async fn load(&self, loader: &mut Loader<'_>, checkpoint: &Checkpoint, prefix: &str) -> Result<ExpertPack> {
+        let label = format!("{prefix}.ffn.experts.{}", self.matrices[0]);
+        let tensor =
+            |expert, matrix: usize| checkpoint.weight(&expert_name(prefix, self.routed, expert, self.matrices[matrix]));
         self.plan.load(loader, &label, tensor).await
     }
 }
@@ -472,12 +567,11 @@ impl PlannedLayer {
         loader: &mut Loader<'_>,
         vectors: &Vectors<'_>,
         config: &Config,
-        plan: &LayerPlan,
         tables: &NgramTables,
         dims: &boundary::Dims,
     ) -> Result<Layer> {
+        let Self { prefix, plan, .. } = self;
         let checkpoint = vectors.checkpoint;
-        let prefix = format!("layers.{}", plan.index);
         let at = |name: &str| format!("{prefix}.{name}");
         let freqs = rope::frequencies(config, plan.ratio > 0);
         let kv_norm = vectors.values(&at("attn.kv_norm.weight")).await?;
@@ -511,15 +605,15 @@ impl PlannedLayer {
             attn_norm: vectors.norm(&at("attn_norm.weight")).await?,
             q_norm: vectors.norm(&at("attn.q_norm.weight")).await?,
             ffn_norm: vectors.norm(&at("ffn_norm.weight")).await?,
-            mixes: [vectors.mix(&prefix, "attn", dims).await?, vectors.mix(&prefix, "ffn", dims).await?],
+            mixes: [vectors.mix(prefix, "attn", dims).await?, vectors.mix(prefix, "ffn", dims).await?],
             down: self.down.load(loader, checkpoint).await?,
             up: self.up.load(loader, checkpoint).await?,
             attention_a: self.attention_a.load(loader, checkpoint).await?,
             attention_b: self.attention_b.load(loader, checkpoint).await?,
             gate: self.gate.load(loader, checkpoint).await?,
             gate_bias: vectors.floats(&at("ffn.gate.bias"), &vectors.values(&at("ffn.gate.bias")).await?)?,
-            experts_up: self.experts_up.load(loader, checkpoint, plan.index).await?,
-            experts_down: self.experts_down.load(loader, checkpoint, plan.index).await?,
+            experts_up: self.experts_up.load(loader, checkpoint, prefix).await?,
+            experts_down: self.experts_down.load(loader, checkpoint, prefix).await?,
             append: vectors.words(&at("cache_append constants"), &append)?,
             attend: vectors.floats(&at("attend constants"), &[freqs, sink].concat())?,
             wk,

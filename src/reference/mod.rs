@@ -3,6 +3,7 @@
 pub mod attend;
 pub mod boundary;
 pub mod cache_append;
+pub mod draft;
 pub mod embed;
 pub mod engram_gate;
 pub mod engram_gather;
@@ -23,5 +24,7 @@ pub mod route;
 pub mod sample;
 pub mod select;
 pub mod sequence;
+pub mod tap;
 pub mod trace;
+pub mod verify;
 pub mod weights;

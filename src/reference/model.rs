@@ -5,6 +5,7 @@
 //! [`Model::append`] and [`Model::rebuild`] run the rows that [`crate::reading`] plans, each as deep as it says.
 
 use super::boundary::{self, Mix, MixShape, MixWeights};
+use super::draft::Window;
 use super::engram_gather::{self, BEFORE_TEXT};
 use super::math::{add, rms_norm, Matrix};
 use super::mutation::Mutation;
@@ -72,7 +73,8 @@ pub struct State {
     pub position: usize,
     /// Their last N - 1 raw ids, newest first; [`BEFORE_TEXT`] before the text.
     pub history: Vec<u32>,
-    /// One ring a layer (W, D): position p lies in slot `p % W`.
+    /// One ring a layer: position p lies in row `p % rows`. W rows of D; with draft stages a block more, so that rows which are
+    /// taken back have replaced none that is seen.
     pub rings: Vec<Matrix>,
     /// The global cache, for Full layers.
     pub globals: Vec<Option<Global>>,
@@ -80,6 +82,8 @@ pub struct State {
     pub floors: Floors,
     /// Entries of groups that end before this position are there and stay as they are.
     pub kept: usize,
+    /// What the draft stages see of the text, where the model has some.
+    pub draft: Option<Window>,
     /// Rows that each layer has run for the text so far, those of earlier states of it included.
     pub ran: Vec<Ran>,
 }
@@ -100,7 +104,8 @@ pub struct Global {
     pub entries: Matrix,
     /// Index keys (C, D_i).
     pub keys: Matrix,
-    /// `wkv x` and `wgate x` (ratio - 1, 2 D) of the newest group's tokens but its last: position p lies in slot `p % ratio`.
+    /// `wkv x` and `wgate x` (2 D) of the newest group's tokens but its last, where the ratio is above 1: position p lies in row
+    /// `p % rows`. A group of rows; with draft stages a block more, as in the rings.
     pub remainder: Matrix,
 }
 
@@ -117,6 +122,17 @@ pub struct Rows {
     pub selection: Vec<Vec<u32>>,
     /// Blocks that the candidate source kept for each row, ascending.
     pub candidates: Vec<Vec<u32>>,
+    /// What the draft stages are told: means (T, h) over the streams at the inputs of its target layers so far.
+    pub taps: Vec<Matrix>,
+}
+
+/// How a block chooses experts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice {
+    /// Experts a token.
+    pub chosen: usize,
+    /// Whether their scores are normalised.
+    pub normalise: bool,
 }
 
 impl Model {
@@ -128,24 +144,35 @@ impl Model {
 
     /// The state before any text.
     pub fn state(&self) -> State {
-        let c = &self.config;
+        let (c, block) = (&self.config, self.block_size());
         let unwritten = |rows, cols| Matrix::new(rows, cols, vec![f32::NAN; rows * cols]);
+        let ring = || unwritten(c.sliding_window + block, c.head_dim);
         let global = |plan: &LayerPlan| {
             (plan.role == Role::Full).then(|| Global {
                 entries: Matrix::new(0, c.head_dim, vec![]),
                 keys: Matrix::new(0, c.index_head_dim, vec![]),
-                remainder: unwritten(plan.ratio - 1, 2 * c.head_dim),
+                remainder: unwritten(if plan.ratio > 1 { plan.ratio + block } else { 0 }, 2 * c.head_dim),
             })
         };
         State {
             position: 0,
             history: self.history(&[]),
-            rings: c.layers.iter().map(|_| unwritten(c.sliding_window, c.head_dim)).collect(),
+            rings: c.layers.iter().map(|_| ring()).collect(),
             globals: c.layers.iter().map(global).collect(),
             floors: Floors::default(),
             kept: 0,
+            draft: self
+                .weights
+                .draft
+                .as_ref()
+                .map(|draft| Window { rings: draft.stages.iter().map(|_| ring()).collect(), floor: 0 }),
             ran: vec![Ran::default(); c.layers.len()],
         }
+    }
+
+    /// Tokens of a drafted block; 0 without draft stages.
+    pub fn block_size(&self) -> usize {
+        self.config.dspark.as_ref().filter(|_| self.weights.draft.is_some()).map_or(0, |dspark| dspark.block_size)
     }
 
     /// Runs the next tokens of a text and returns logits (V) of the last row or of all.
@@ -189,6 +216,7 @@ impl Model {
         check_tokens(tokens, c.vocab_size, start, c.max_position_embeddings)?;
         let reading = Reading::append(c, prefill, state.floors, start, start + tokens.len());
         state.floors = reading.floors;
+        self.limit_draft(state, start + tokens.len());
         for span in &reading.spans {
             for chunk in tokens[span.start - start..span.end - start].chunks(CHUNK) {
                 self.read(state, chunk, span.depth)?;
@@ -222,6 +250,7 @@ impl Model {
             }
         }
         (state.floors, state.kept, state.ran) = (reading.floors, kept, old.ran);
+        self.limit_draft(state, text.len());
         let start = reading.spans.first().map_or(text.len().saturating_sub(1), |span| span.start);
         state.position = start;
         state.history = self.history(&text[..start]);
@@ -242,12 +271,30 @@ impl Model {
         if let Some(part) = depth.part {
             self.part(depth.whole, part, state, &mut rows);
         }
+        self.remember(state, &rows.taps, trace);
         for &token in &tokens[tokens.len().saturating_sub(state.history.len())..] {
             state.history.rotate_right(1);
             state.history[0] = token;
         }
         state.position += tokens.len();
         Ok(rows)
+    }
+
+    /// Takes back the newest rows of a forward: `text` are the tokens that stay read. At most a block of rows, of one forward.
+    ///
+    /// # Panics
+    /// When that are more rows.
+    pub fn take_back(&self, state: &mut State, text: &[u32]) {
+        let (position, block) = (text.len(), self.block_size());
+        assert!(position <= state.position && state.position - position <= block, "more than {block} rows");
+        for (plan, global) in self.config.layers.iter().zip(&mut state.globals) {
+            if let Some(global) = global {
+                let entries = position.max(state.kept) / plan.ratio;
+                truncate(&mut global.entries, entries);
+                truncate(&mut global.keys, entries);
+            }
+        }
+        (state.position, state.history) = (position, self.history(text));
     }
 
     /// The newest N - 1 raw ids of a text, newest first.
@@ -289,6 +336,7 @@ impl Model {
             hashes,
             selection: vec![vec![]; t],
             candidates: vec![vec![]; t],
+            taps: vec![],
         }
     }
 
@@ -326,9 +374,7 @@ impl Model {
     /// the carried `pre`.
     pub(super) fn attention_input(&self, index: usize, rows: &mut Rows, trace: &mut Trace) -> Matrix {
         let (c, w) = (&self.config, &self.weights.layers[index]);
-        if let Some(slot) = c.layers[index].engram {
-            self.engram(w, slot, rows, trace);
-        }
+        self.open(index, rows, trace);
         collapse(&rows.streams, &rows.pre, c.hidden_size)
             .map_rows(c.hidden_size, |_, x| rms_norm(x, &w.attn_norm, c.rms_norm_eps))
     }
@@ -341,15 +387,34 @@ impl Model {
         trace: &mut Trace,
         attention: impl FnOnce(&Matrix, &mut Rows, &mut Trace) -> Matrix,
     ) {
-        let (c, plan, w) = (&self.config, &self.config.layers[index], &self.weights.layers[index]);
-        let (t, n, h) = (rows.streams.rows, c.hc_mult, c.hidden_size);
+        let (c, t) = (&self.config, rows.streams.rows);
         trace.enter(Some(index));
-        trace.record("streams_in", &[1, t, n, h], &rows.streams.data);
-        trace.record("pre_mix_in", &[1, t, n], &rows.pre.data);
-        if let Some(slot) = plan.engram {
-            self.engram(w, slot, rows, trace);
-        }
+        trace.record("streams_in", &[1, t, c.hc_mult, c.hidden_size], &rows.streams.data);
+        trace.record("pre_mix_in", &[1, t, c.hc_mult], &rows.pre.data);
+        self.open(index, rows, trace);
+        let choice = Choice { chosen: c.num_experts_per_tok, normalise: c.norm_topk_prob };
+        self.block(&self.weights.layers[index], choice, rows, trace, attention);
+    }
 
+    /// What a layer begins with: its Engram, and a look at the streams for the draft stages.
+    fn open(&self, index: usize, rows: &mut Rows, trace: &mut Trace) {
+        if let Some(slot) = self.config.layers[index].engram {
+            self.engram(&self.weights.layers[index], slot, rows, trace);
+        }
+        self.tap(index, rows);
+    }
+
+    /// A block around its attention, which makes (T, h) of its normed input (T, h): a layer after its Engram, or a draft stage.
+    pub(super) fn block(
+        &self,
+        w: &Layer,
+        choice: Choice,
+        rows: &mut Rows,
+        trace: &mut Trace,
+        attention: impl FnOnce(&Matrix, &mut Rows, &mut Trace) -> Matrix,
+    ) {
+        let c = &self.config;
+        let (t, n, h) = (rows.streams.rows, c.hc_mult, c.hidden_size);
         let mixes = self.mix("attn", &w.hc_attn, &rows.streams, trace);
         let pre = if self.slips(Mutation::PreWithoutLag) { pre_of(&mixes) } else { rows.pre.clone() };
         let collapsed = collapse(&rows.streams, &pre, h);
@@ -368,7 +433,7 @@ impl Model {
         let x = collapsed.map_rows(h, |_, x| rms_norm(x, &w.ffn_norm, c.rms_norm_eps));
         trace.record("ffn_collapsed", &[1, t, h], &collapsed.data);
         trace.record("ffn_in", &[1, t, h], &x.data);
-        let z = self.experts(w, &x, trace);
+        let z = self.experts(w, choice, &x, trace);
         trace.record("ffn_out", &[1, t, h], &z.data);
         rows.streams = expand(&rows.streams, &z, &mixes);
         rows.pre = pre_of(&mixes);
@@ -414,6 +479,7 @@ impl Model {
     fn attention(&self, index: usize, x: &Matrix, state: &mut State, rows: &mut Rows, trace: &mut Trace) -> Matrix {
         let (c, plan, w) = (&self.config, &self.config.layers[index], &self.weights.layers[index]);
         let (t, d, first, window) = (x.rows, c.head_dim, state.position, c.sliding_window);
+        let slots = state.rings[index].rows;
         let freqs = rope::frequencies(c, plan.ratio > 0);
         let (q_latent, q) = self.queries(w, x, first, &freqs, trace);
         let window_keys = self.window_keys(w, x, first, &freqs, trace);
@@ -444,7 +510,7 @@ impl Model {
         let keys = |i: usize| {
             let position = first + i;
             let mut keys: Vec<&[f32]> = ((position + 1).saturating_sub(window).max(floor)..=position)
-                .map(|s| if s < first { ring.row(s % window) } else { window_keys.row(s - first) })
+                .map(|s| if s < first { ring.row(s % slots) } else { window_keys.row(s - first) })
                 .collect();
             if plan.ratio > 0 {
                 keys.extend(rows.selection[i].iter().map(|&entry| entries.row(entry as usize)));
@@ -545,7 +611,7 @@ impl Model {
         let pooled = groups.clone().map(|group| {
             let Some(gates) = &gates else { return values.row(group - first).to_vec() };
             let member = |s: usize| match s < first {
-                true => global.remainder.row(s % ratio).split_at(d),
+                true => global.remainder.row(s % global.remainder.rows).split_at(d),
                 false => (values.row(s - first), gates.row(s - first)),
             };
             let (values, gates): (Vec<_>, Vec<_>) = (group * ratio..(group + 1) * ratio).map(member).unzip();
@@ -554,7 +620,7 @@ impl Model {
         let latents = Matrix::stack(d, pooled.map(|pooled| cache_append::latent(&pooled, &w.norm, eps)));
         if let Some(gates) = &gates {
             for s in (first..end).filter(|s| (s + 1) % ratio != 0) {
-                let held = global.remainder.row_mut(s % ratio);
+                let held = global.remainder.row_mut(s % global.remainder.rows);
                 held[..d].copy_from_slice(values.row(s - first));
                 held[d..].copy_from_slice(gates.row(s - first));
             }
@@ -688,13 +754,13 @@ impl Model {
     }
 
     /// Experts (`numerics.md` §9): the routed parts in the order of choice, then the shared one.
-    fn experts(&self, w: &Layer, x: &Matrix, trace: &mut Trace) -> Matrix {
+    fn experts(&self, w: &Layer, choice: Choice, x: &Matrix, trace: &mut Trace) -> Matrix {
         let c = &self.config;
-        let (t, h, k, limit) = (x.rows, c.hidden_size, c.num_experts_per_tok, c.swiglu_limit);
+        let (t, h, k, limit) = (x.rows, c.hidden_size, choice.chosen, c.swiglu_limit);
         let logits = w.gate.apply(x);
         let mut routes: Vec<route::Route> = logits
             .iter()
-            .map(|l| route::route(l, &w.gate_bias, k, c.norm_topk_prob, c.routed_scaling_factor))
+            .map(|l| route::route(l, &w.gate_bias, k, choice.normalise, c.routed_scaling_factor))
             .collect();
         if self.slips(Mutation::BiasInRouteWeight) {
             for route in &mut routes {
@@ -719,7 +785,7 @@ impl Model {
 
         let all =
             |values: fn(&route::Route) -> &Vec<f32>| Values::F32(routes.iter().flat_map(values).copied().collect());
-        trace.put("moe_scores", &[t, c.n_routed_experts], || all(|r| &r.scores));
+        trace.put("moe_scores", &[t, w.experts.len()], || all(|r| &r.scores));
         trace.put("moe_weights", &[t, k], || all(|r| &r.weights));
         let ids = || Values::I32(routes.iter().flat_map(|r| &r.ids).map(|&id| id as i32).collect());
         trace.put("moe_indices", &[t, k], ids);
@@ -767,7 +833,7 @@ fn pre_of(mixes: &[Mix]) -> Matrix {
     Matrix::stack(mixes[0].pre.len(), mixes.iter().map(|mix| mix.pre.clone()))
 }
 
-fn collapse(streams: &Matrix, pre: &Matrix, h: usize) -> Matrix {
+pub(super) fn collapse(streams: &Matrix, pre: &Matrix, h: usize) -> Matrix {
     streams.map_rows(h, |t, row| boundary::collapse(row, pre.row(t)))
 }
 

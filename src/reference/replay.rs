@@ -53,6 +53,9 @@ pub struct Definition<'m> {
     kept: usize,
     floors: Floors,
     layers: Vec<Memory>,
+    /// Keys (D) by position in the window of each draft stage, and the lowest position that it sees.
+    draft: Vec<BTreeMap<usize, Vec<f32>>>,
+    draft_floor: usize,
     /// Logits (V) of the row before each token that was made.
     pub logits: Vec<Vec<f32>>,
 }
@@ -78,8 +81,18 @@ impl<'m> Definition<'m> {
             remainder: Matrix::default(),
         };
         let memory = |_| Memory { keys: BTreeMap::new(), global: global(), members: BTreeMap::new() };
-        let layers = c.layers.iter().map(memory).collect();
-        Self { model, text: vec![], read: 0, kept: 0, floors: Floors::default(), layers, logits: vec![] }
+        let stages = model.weights.draft.as_ref().map_or(0, |draft| draft.stages.len());
+        Self {
+            model,
+            text: vec![],
+            read: 0,
+            kept: 0,
+            floors: Floors::default(),
+            layers: c.layers.iter().map(memory).collect(),
+            draft: vec![BTreeMap::new(); stages],
+            draft_floor: 0,
+            logits: vec![],
+        }
     }
 
     /// What the state is after one event more.
@@ -89,6 +102,7 @@ impl<'m> Definition<'m> {
         match event {
             Event::Append { tokens, prefill } => {
                 self.text.extend(tokens);
+                self.draft_floor = self.draft_floor.max(self.text.len().saturating_sub(window));
                 // Bounded: the decoder has the last tokens only, when there are more.
                 let tail = self.text.len().saturating_sub(window);
                 let bounded = *prefill == Prefill::Bounded && tail > self.read && decoder < layers;
@@ -137,6 +151,8 @@ impl<'m> Definition<'m> {
             Replay::Exact => 0,
         };
         self.floors = Floors { encoder: start, decoder: start };
+        self.draft.iter_mut().for_each(BTreeMap::clear);
+        self.draft_floor = length.saturating_sub(self.model.config.sliding_window);
         self.read = start;
         while self.read + 1 < length {
             self.row(layers);
@@ -164,6 +180,12 @@ impl<'m> Definition<'m> {
         positions.map(|s| (s, self.layers[layer].keys[&s].as_slice())).collect()
     }
 
+    /// Keys (D) by position of the tokens before the next one that a draft stage sees.
+    pub fn draft_window(&self, stage: usize) -> BTreeMap<usize, &[f32]> {
+        let lowest = self.read.saturating_sub(self.model.config.sliding_window).max(self.draft_floor);
+        (lowest..self.read).map(|s| (s, self.draft[stage][&s].as_slice())).collect()
+    }
+
     /// `wkv x` and `wgate x` (D each) by position of those tokens of a Full layer's next group that are read.
     pub fn remainder(&self, layer: usize) -> BTreeMap<usize, (&[f32], &[f32])> {
         let Memory { global, members, .. } = &self.layers[layer];
@@ -181,6 +203,10 @@ impl<'m> Definition<'m> {
         if end < self.layers.len() {
             let x = model.attention_input(end, &mut rows, off);
             self.compress(end, &x);
+        }
+        if let Some(features) = model.features(&rows.taps) {
+            let keys = model.context_keys(&features, p, off);
+            self.draft.iter_mut().zip(keys).for_each(|(window, key)| drop(window.insert(p, key.data)));
         }
         self.read += 1;
         rows

@@ -9,15 +9,22 @@ use super::math::is_non_finite;
 use super::select::order_key;
 use crate::sampling::Sampling;
 
+/// The integer probabilities that a row of logits (V) leaves to draw from, or none when one is NaN or infinite. `settings` have a
+/// temperature.
+pub fn distribution(logits: &[f32], settings: &Sampling) -> Option<Vec<u32>> {
+    let best = greedy(logits)?;
+    let probabilities = fixed_point(logits, logits[best as usize], settings.temperature);
+    Some(keep(&probabilities, settings.top_k, settings.top_p))
+}
+
 /// The token of a row of logits (V), or none when one is NaN or infinite. `counter` is the number of tokens sampled
 /// before.
 pub fn sample(logits: &[f32], settings: &Sampling, counter: u32) -> Option<u32> {
-    let best = greedy(logits)?;
     if settings.temperature == 0.0 {
-        return Some(best);
+        return greedy(logits);
     }
-    let probabilities = fixed_point(logits, logits[best as usize], settings.temperature);
-    Some(draw(&probabilities, settings.top_k, settings.top_p, random(settings.seed, counter)))
+    let kept = distribution(logits, settings)?;
+    Some(pick(&kept, kept.iter().sum(), random(settings.seed, counter)))
 }
 
 /// The best logit's id, the lower one among equals, or none when a logit is NaN or infinite.
@@ -40,6 +47,12 @@ pub fn fixed_point(logits: &[f32], max: f32, temperature: f32) -> Vec<u32> {
 /// `ceil(top_p · sum)`, that product in f32 (1 and above: all). The draw is `⌊random · sum / 2^32⌋`, and the token the
 /// first in id order at which the running sum of kept probabilities exceeds it.
 pub fn draw(probabilities: &[u32], top_k: u32, top_p: f32, random: u32) -> u32 {
+    let kept = keep(probabilities, top_k, top_p);
+    pick(&kept, kept.iter().sum(), random)
+}
+
+/// The integer probabilities of what top-k and top-p keep, zeros elsewhere.
+pub fn keep(probabilities: &[u32], top_k: u32, top_p: f32) -> Vec<u32> {
     let mut kept: Vec<u32> = (0..probabilities.len() as u32).collect();
     let p = |id: u32| probabilities[id as usize];
     if top_k > 0 || top_p < 1.0 {
@@ -48,8 +61,8 @@ pub fn draw(probabilities: &[u32], top_k: u32, top_p: f32, random: u32) -> u32 {
     if top_k > 0 {
         kept.truncate(top_k as usize);
     }
-    let mut total: u32 = kept.iter().map(|&id| p(id)).sum();
     if top_p < 1.0 {
+        let total: u32 = kept.iter().map(|&id| p(id)).sum();
         let enough = ((top_p * total as f32).ceil() as u32).clamp(1, total);
         let mut sum = 0;
         let length = kept.iter().position(|&id| {
@@ -57,26 +70,38 @@ pub fn draw(probabilities: &[u32], top_k: u32, top_p: f32, random: u32) -> u32 {
             sum >= enough
         });
         kept.truncate(length.map_or(kept.len(), |last| last + 1));
-        total = sum;
     }
-    kept.sort_unstable();
-    let target = mulhi(random, total);
-    let mut sum = 0;
-    let drawn = kept.iter().find(|&&id| {
-        sum += p(id);
-        sum > target
-    });
-    *drawn.expect("the running sum ends at the total, which exceeds the target")
+    let mut weights = vec![0; probabilities.len()];
+    kept.iter().for_each(|&id| weights[id as usize] = p(id));
+    weights
 }
 
-/// The upper half of a 64-bit product.
-pub fn mulhi(a: u32, b: u32) -> u32 {
-    ((a as u64 * b as u64) >> 32) as u32
+/// The first id at which the running sum of integer weights exceeds `⌊random · total / 2^32⌋`. `total` is their sum.
+pub fn pick<W: Copy + Into<u64>>(weights: &[W], total: W, random: u32) -> u32 {
+    let target = mulhi(random, total.into());
+    let mut sum = 0;
+    let drawn = weights.iter().position(|&weight| {
+        sum += weight.into();
+        sum > target
+    });
+    drawn.expect("the running sum ends at the total, which exceeds the target") as u32
+}
+
+/// `⌊a b / 2^32⌋`.
+pub fn mulhi(a: u32, b: u64) -> u64 {
+    ((a as u128 * b as u128) >> 32) as u64
 }
 
 /// The random number of a draw: `pcg(counter + pcg(high seed + pcg(low seed)))`, sums modulo 2^32.
 pub fn random(seed: u64, counter: u32) -> u32 {
     pcg(counter.wrapping_add(pcg(((seed >> 32) as u32).wrapping_add(pcg(seed as u32)))))
+}
+
+/// The random number of another stream of draws than [`random`]'s: one hash more, of the stream. `stream` is a number that no
+/// counter comes near.
+pub fn random_of(seed: u64, stream: u32, counter: u32) -> u32 {
+    let seed = pcg(((seed >> 32) as u32).wrapping_add(pcg(seed as u32)));
+    pcg(counter.wrapping_add(pcg(stream.wrapping_add(seed))))
 }
 
 /// The PCG-RXS-M-XS hash of 32 bits (Jarzynski and Olano, "Hash Functions for GPU Rendering").

@@ -1,10 +1,14 @@
 //! A text on the CPU: reads tokens, makes tokens, is cut and copied. The same face as the device's `model::Sequence`.
 
+use super::math::sigmoid;
 use super::model::{LogitRows, Model, State};
-use super::sample;
+use super::trace::Trace;
+use super::verify::{verify, Drafted};
 use crate::reading::{Prefill, Replay};
 use crate::sampling::{Generator, Request};
+use crate::spec::{self, Counters, Draft, Round, Scheduler};
 use crate::{Error, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A model and the state of one text. A clone is a fork: both go on from here.
@@ -16,6 +20,7 @@ pub struct Sequence {
     tokens: Vec<u32>,
     prefill: Prefill,
     generator: Generator,
+    scheduler: Scheduler,
 }
 
 impl Sequence {
@@ -23,7 +28,8 @@ impl Sequence {
     pub fn new(model: impl Into<Arc<Model>>) -> Self {
         let model = model.into();
         let (prefill, generator) = (Prefill::default(), Generator::default());
-        Self { state: model.state(), model, tokens: vec![], prefill, generator }
+        let scheduler = Scheduler::new(Draft::Off, model.block_size());
+        Self { state: model.state(), model, tokens: vec![], prefill, generator, scheduler }
     }
 
     /// The model.
@@ -64,6 +70,22 @@ impl Sequence {
     /// How tokens are read from now on.
     pub fn set_prefill(&mut self, prefill: Prefill) {
         self.prefill = prefill;
+    }
+
+    /// How many tokens are drafted from now on; nothing is when this is not called. Greedy text is the same with every choice,
+    /// and sampled text has the same distribution. The counters begin anew.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for more tokens than a block of the model has.
+    pub fn set_draft(&mut self, draft: Draft) -> Result<()> {
+        draft.validate(self.model.block_size())?;
+        self.scheduler = Scheduler::new(draft, self.model.block_size());
+        Ok(())
+    }
+
+    /// What drafting did since it was chosen.
+    pub fn draft_counters(&self) -> &Counters {
+        self.scheduler.counters()
     }
 
     /// Reads tokens, all but the last: that one is read when the next token is asked for. `progress` hears how many are done.
@@ -124,28 +146,113 @@ impl Sequence {
         }
         check_room(self.tokens.len(), request.max_tokens, config.max_position_embeddings)?;
         self.generator = self.generator.with_seed(request.sampling.seed);
-        Ok(Generation { sequence: self, request: request.clone(), made: 0, done: false })
+        Ok(Generation { sequence: self, request: request.clone(), made: 0, ready: VecDeque::new(), done: false })
+    }
+
+    /// Drafts tokens to follow the one that waits, `most` of them at most.
+    fn draft(&self, request: &Request, most: usize) -> Vec<Drafted> {
+        let mut drafting = self.model.draft(&self.state, self.tokens[self.state.position], &mut Trace::off());
+        let (mut drafted, mut confidences) = (vec![], vec![]);
+        while drafted.len() < most && !drafting.is_done() {
+            confidences.push(sigmoid(drafting.confidence()));
+            if !self.scheduler.more(&confidences) {
+                break;
+            }
+            let counter = self.generator.drawn.wrapping_add(drafted.len() as u32);
+            let Some(next) = Drafted::draw(&drafting.logits(), &request.sampling, counter) else { break };
+            drafting.take(next.token);
+            drafted.push(next);
+        }
+        drafted
+    }
+
+    /// Reads the waiting token and `drafted` ones in one pass, and puts what stands of these and one token more behind the text.
+    /// What a token or an error is to a generation comes back, in order.
+    fn verify(&mut self, drafted: &[Drafted], request: &Request) -> Result<(usize, VecDeque<Made>)> {
+        let Self { model, state, tokens, generator, .. } = self;
+        let mut rows = tokens[state.position..].to_vec();
+        rows.extend(drafted.iter().map(|drafted| drafted.token));
+        let logits = model.forward(state, &rows, LogitRows::All, None)?;
+        let verdict = verify(&logits, drafted, &request.sampling, generator.drawn);
+        let mut made = VecDeque::new();
+        for token in drafted[..verdict.accepted].iter().map(|drafted| Some(drafted.token)).chain([verdict.next]) {
+            made.push_back(match token {
+                Some(token) if request.stop_ids.contains(&token) => Made::Stop,
+                Some(token) => Made::Token(token),
+                None => Made::NonFinite { position: tokens.len() - 1 },
+            });
+            tokens.extend(token);
+            generator.drawn = generator.drawn.wrapping_add(token.is_some() as u32);
+            if made.back() == Some(&Made::Stop) {
+                break;
+            }
+        }
+        let waiting = !matches!(made.back(), Some(Made::NonFinite { .. }));
+        model.take_back(state, &tokens[..tokens.len() - waiting as usize]);
+        Ok((verdict.accepted, made))
     }
 }
 
-/// Tokens being made; see [`Sequence::generate`].
+/// What a round made, as its generation will say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// A token of the text.
+    Token(u32),
+    /// A token that ends the generation.
+    Stop,
+    /// No token: the logits of the row at `position` are NaN or infinite.
+    NonFinite { position: usize },
+}
+
+/// Tokens being made; see [`Sequence::generate`]. A round of drafting may make more than were asked for so far; those go again when
+/// the generation is dropped before.
 pub struct Generation<'a> {
     sequence: &'a mut Sequence,
     request: Request,
     made: usize,
+    ready: VecDeque<Made>,
     done: bool,
 }
 
 impl Generation<'_> {
+    /// Makes a token, and those that were drafted before it.
+    fn round(&mut self) -> Result<()> {
+        let started = spec::seconds();
+        let drafts = self.sequence.scheduler.begin();
+        let most = self.request.max_tokens - self.made - 1;
+        let drafted = if drafts { self.sequence.draft(&self.request, most) } else { vec![] };
+        let (accepted, made) = self.sequence.verify(&drafted, &self.request)?;
+        self.ready = made;
+        let seconds = spec::seconds() - started;
+        self.sequence.scheduler.end(Round { drafted: drafts, verified: drafted.len(), accepted, seconds });
+        Ok(())
+    }
+
     fn step(&mut self) -> Result<Option<u32>> {
+        if self.ready.is_empty() {
+            self.round()?;
+        }
+        match self.ready.pop_front().expect("a round makes a token or an error") {
+            Made::Token(token) => {
+                self.made += 1;
+                Ok(Some(token))
+            }
+            Made::Stop => Ok(None),
+            Made::NonFinite { position } => Err(Error::NonFinite { position }),
+        }
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
         let Sequence { model, state, tokens, generator, .. } = &mut *self.sequence;
-        let logits = model.forward(state, &tokens[state.position..], LogitRows::Last, None)?;
-        let token = sample::sample(&logits[0], &self.request.sampling, generator.drawn)
-            .ok_or(Error::NonFinite { position: state.position - 1 })?;
-        self.made += 1;
-        generator.drawn = generator.drawn.wrapping_add(1);
-        tokens.push(token);
-        Ok(Some(token).filter(|token| !self.request.stop_ids.contains(token)))
+        if self.ready.is_empty() {
+            return;
+        }
+        let unheard = self.ready.iter().filter(|made| !matches!(made, Made::NonFinite { .. })).count();
+        tokens.truncate(tokens.len() - unheard);
+        generator.drawn = generator.drawn.wrapping_sub(unheard as u32);
+        model.take_back(state, &tokens[..tokens.len() - 1]);
     }
 }
 

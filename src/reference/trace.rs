@@ -29,7 +29,8 @@ pub struct Recorded {
     pub values: Values,
 }
 
-/// What a forward leaves behind for comparison: `layer_NN.<name>` and `top.<name>`. A later forward replaces what an
+/// What a forward leaves behind for comparison: `layer_NN.<name>` and `top.<name>`, and what a draft does: `dspark.stageN.<name>`
+/// and `dspark.<name>`. A later forward replaces what an
 /// earlier one recorded.
 #[derive(Debug, Clone)]
 pub struct Trace {
@@ -58,6 +59,13 @@ impl Trace {
     pub fn enter(&mut self, layer: Option<usize>) {
         if self.on {
             self.scope = layer.map_or("top".into(), |index| format!("layer_{index:02}"));
+        }
+    }
+
+    /// What comes next belongs to the draft: to one of its stages, or to none.
+    pub fn enter_draft(&mut self, stage: Option<usize>) {
+        if self.on {
+            self.scope = stage.map_or("dspark".into(), |index| format!("dspark.stage{index}"));
         }
     }
 

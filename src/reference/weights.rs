@@ -1,12 +1,12 @@
-//! All weights of the backbone as f32 matrices.
+//! All weights of the backbone and of the draft stages as f32 matrices.
 
 use super::boundary::MixWeights;
 use super::math::Matrix;
 use crate::checkpoint::Checkpoint;
-use crate::config::{LayerPlan, Role};
+use crate::config::{DsparkConfig, LayerPlan, Role};
 use crate::Result;
 
-/// Weights of the backbone (`numerics.md` §14).
+/// Weights of a model (`numerics.md` §14).
 #[derive(Debug, Clone)]
 pub struct Weights {
     /// (V, h).
@@ -17,9 +17,30 @@ pub struct Weights {
     pub head: Matrix,
     /// One a layer.
     pub layers: Vec<Layer>,
+    /// The draft stages, where the checkpoint has them.
+    pub draft: Option<Draft>,
 }
 
-/// Weights of one layer.
+/// Weights of the draft stages (`numerics.md` §13).
+#[derive(Debug, Clone)]
+pub struct Draft {
+    /// One a stage.
+    pub stages: Vec<Layer>,
+    /// (h, target layers · h).
+    pub main_proj: Matrix,
+    /// (h).
+    pub main_norm: Vec<f32>,
+    /// (h).
+    pub norm: Vec<f32>,
+    /// (V, r).
+    pub markov_embed: Matrix,
+    /// (V, r).
+    pub markov_head: Matrix,
+    /// (h + r).
+    pub confidence: Vec<f32>,
+}
+
+/// Weights of one layer, or of one draft stage.
 #[derive(Debug, Clone)]
 pub struct Layer {
     /// Mix of the attention sublayer.
@@ -109,16 +130,36 @@ pub struct Engram {
 }
 
 impl Weights {
-    /// Dequantises all backbone tensors of a checkpoint.
+    /// Dequantises all tensors of a checkpoint.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self> {
-        let layers = checkpoint.config().layers.iter().map(|plan| layer(checkpoint, plan));
+        let config = checkpoint.config();
+        let layers = config
+            .layers
+            .iter()
+            .map(|plan| layer(checkpoint, &format!("layers.{}", plan.index), config.n_routed_experts, Some(plan)));
+        let dspark = config.dspark.as_ref().filter(|_| checkpoint.has_draft());
         Ok(Self {
             embed: matrix(checkpoint, "embed.weight")?,
             norm: vector(checkpoint, "norm.weight")?,
             head: matrix(checkpoint, "head.weight")?,
             layers: layers.collect::<Result<_>>()?,
+            draft: dspark.map(|dspark| draft(checkpoint, dspark)).transpose()?,
         })
     }
+}
+
+fn draft(checkpoint: &Checkpoint, dspark: &DsparkConfig) -> Result<Draft> {
+    let last = |rest: &str| format!("mtp.{}.{rest}", dspark.stages - 1);
+    let stage = |i: usize| layer(checkpoint, &format!("mtp.{i}"), dspark.n_routed_experts, None);
+    Ok(Draft {
+        stages: (0..dspark.stages).map(stage).collect::<Result<_>>()?,
+        main_proj: matrix(checkpoint, "mtp.0.main_proj.weight")?,
+        main_norm: vector(checkpoint, "mtp.0.main_norm.weight")?,
+        norm: vector(checkpoint, &last("norm.weight"))?,
+        markov_embed: matrix(checkpoint, &last("markov_head.embed.weight"))?,
+        markov_head: matrix(checkpoint, &last("markov_head.head.weight"))?,
+        confidence: vector(checkpoint, &last("confidence_head.proj.weight"))?,
+    })
 }
 
 fn vector(checkpoint: &Checkpoint, name: &str) -> Result<Vec<f32>> {
@@ -130,8 +171,9 @@ fn matrix(checkpoint: &Checkpoint, name: &str) -> Result<Matrix> {
     Ok(Matrix::new(tensor.rows(), tensor.channels(), tensor.to_f32()))
 }
 
-fn layer(checkpoint: &Checkpoint, plan: &LayerPlan) -> Result<Layer> {
-    let name = |rest: &str| format!("layers.{}.{rest}", plan.index);
+/// A backbone layer, or a draft stage (`plan` is `None`).
+fn layer(checkpoint: &Checkpoint, prefix: &str, experts: usize, plan: Option<&LayerPlan>) -> Result<Layer> {
+    let name = |rest: &str| format!("{prefix}.{rest}");
     let vector = |rest: &str| vector(checkpoint, &name(rest));
     let matrix = |rest: &str| matrix(checkpoint, &name(rest));
     let mix = |sublayer: &str| -> Result<MixWeights> {
@@ -145,8 +187,8 @@ fn layer(checkpoint: &Checkpoint, plan: &LayerPlan) -> Result<Layer> {
         let part = |w: &str| matrix(&format!("ffn.{prefix}.{w}.weight"));
         Ok(Expert { w1: part("w1")?, w2: part("w2")?, w3: part("w3")? })
     };
-    let compressor = match plan.role {
-        Role::Full => Some(Compressor {
+    let compressor = match plan {
+        Some(plan) if plan.role == Role::Full => Some(Compressor {
             wkv: matrix("attn.compressor.wkv.weight")?,
             wgate: (plan.ratio > 1).then(|| matrix("attn.compressor.wgate.weight")).transpose()?,
             norm: vector("attn.compressor.norm.weight")?,
@@ -155,12 +197,12 @@ fn layer(checkpoint: &Checkpoint, plan: &LayerPlan) -> Result<Layer> {
         }),
         _ => None,
     };
-    let indexer = match plan.role {
-        Role::Full | Role::Reindex => Some(Indexer {
+    let indexer = match plan.map(|plan| plan.role) {
+        Some(Role::Full | Role::Reindex) => Some(Indexer {
             wq_b: matrix("attn.indexer.wq_b.weight")?,
             weights_proj: matrix("attn.indexer.weights_proj.weight")?,
         }),
-        Role::Window | Role::Reuse => None,
+        Some(Role::Window | Role::Reuse) | None => None,
     };
     let engram = |_| -> Result<Engram> {
         let (q, k) = (vector("engram.q_weight")?, vector("engram.k_weight")?);
@@ -170,7 +212,6 @@ fn layer(checkpoint: &Checkpoint, plan: &LayerPlan) -> Result<Layer> {
             qk: q.iter().zip(&k).map(|(q, k)| q * k).collect(),
         })
     };
-    let experts = checkpoint.config().n_routed_experts;
     Ok(Layer {
         hc_attn: mix("attn")?,
         hc_ffn: mix("ffn")?,
@@ -190,6 +231,6 @@ fn layer(checkpoint: &Checkpoint, plan: &LayerPlan) -> Result<Layer> {
         gate_bias: vector("ffn.gate.bias")?,
         experts: (0..experts).map(|e| expert(&format!("experts.{e}"))).collect::<Result<_>>()?,
         shared: expert("shared_experts")?,
-        engram: plan.engram.map(engram).transpose()?,
+        engram: plan.and_then(|plan| plan.engram).map(engram).transpose()?,
     })
 }

@@ -107,7 +107,8 @@ pub async fn cache_append(lab: &mut Lab<'_>, variant: &str) -> Result<Found> {
         let keys = WindowKeys {
             head_dim: HEAD_DIM,
             rotary: ROTARY,
-            window: WINDOW,
+            slots: WINDOW,
+            block: false,
             eps: EPS,
             down_stride,
             key_at,
@@ -338,6 +339,8 @@ pub async fn attend(lab: &mut Lab<'_>, rows: usize, global: bool) -> Result<Foun
                 head_dim: HEAD_DIM,
                 rotary: ROTARY,
                 window: WINDOW,
+                slots: WINDOW,
+                block: false,
                 decoder: false,
                 groups: 1,
                 up_stride,

@@ -89,6 +89,7 @@ async fn check(lab: &mut Lab<'_>, kernel: &str, variant: &str) -> Result<Found> 
         ("boundary", "r4") => streams::boundary(lab, 6).await,
         ("engram_gather", "plain") => streams::engram_gather(lab).await,
         ("engram_gate", "plain") => streams::engram_gate(lab).await,
+        ("tap", "plain") => streams::tap(lab).await,
         ("linear", "r1") => products::linear(lab, 1).await,
         ("linear", "r4") => products::linear(lab, 3).await,
         ("linear", "r8") => products::linear(lab, 11).await,

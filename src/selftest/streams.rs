@@ -6,10 +6,12 @@ use crate::kernels::boundary::{Boundary, Buffers, Dims, Place};
 use crate::kernels::embed::Embed;
 use crate::kernels::engram_gate::{self, EngramGate, Expand};
 use crate::kernels::engram_gather::{self, EngramGather, BEFORE_TEXT};
+use crate::kernels::tap::{self, Tap};
 use crate::reference::boundary::{collapse, expand, first_pre, mix, partials, sum_parts, Mix, MixShape, MixWeights};
 use crate::reference::engram_gate::gate;
 use crate::reference::engram_gather::{compress, hash};
 use crate::reference::math::Matrix;
+use crate::reference::tap::mean;
 use crate::Result;
 
 /// Of streams and of what is made of them.
@@ -286,5 +288,29 @@ pub async fn engram_gather(lab: &mut Lab<'_>) -> Result<Found> {
         let expected: Vec<f32> = rows.iter().flat_map(|&row| &values[row as usize * 40..][..40]).copied().collect();
         found.same_floats(&what, &got, &expected);
     }
+    Ok(found)
+}
+
+/// The second of three layers' parts.
+pub async fn tap(lab: &mut Lab<'_>) -> Result<Found> {
+    let (h, n, rows, stride) = (70, 3, 4, 212);
+    let at = h;
+    let case = lab.rows(rows, n * h, 3.0);
+    let mut found = Found::within(STREAMS);
+    let lab = &*lab;
+    let features = lab
+        .run(|recording| {
+            let (streams, features) = (lab.scratch(&vectors(&case, h))?, lab.room((rows + 1) * stride)?);
+            let dims = tap::Dims { hidden: h as u32, streams: n as u32, stride: stride as u32, at: at as u32 };
+            Tap::new(lab.gpu, &dims, &lab.step_of(rows)?, &streams, &features)?.record(recording, rows as u32 + 1);
+            Ok(features)
+        })
+        .await?;
+    let words: Vec<u32> = lab.read(&features).await?;
+    let (written, beyond) = words.split_at(rows * stride);
+    found.untouched("features of a row that is not in flight", beyond);
+    let got = unstrided(&mut found, "features of other layers", written, stride, at, h);
+    let expected: Vec<f32> = case.iter().flat_map(|row| mean(row, n)).collect();
+    found.close("features", &got, &expected);
     Ok(found)
 }

@@ -22,8 +22,11 @@ GPUDevice.prototype.createBuffer = function (descriptor) {
   return createBuffer.call(this, { ...descriptor, size });
 };
 const channel = new BroadcastChannel("device");
-channel.onmessage = ({ data }) => {
-  if (data.lose) device.destroy();
+channel.onmessage = async ({ data }) => {
+  if (data.lose) {
+    device.destroy();
+    await device.lost;
+  }
   if ("hide" in data) hidden = data.hide;
   if ("refuse" in data) refused = data.refuse;
   channel.postMessage({ done: data.id });

@@ -77,7 +77,7 @@ test("logits are those of the native build", async (t) => {
     const engine = await wasm.WasmEngine.load(files, { context: 256, chunk: 1 });
     const rows = [];
     for (const prompt of prompts) {
-      const session = engine.session();
+      const session = await engine.session();
       await session.append(Uint32Array.from(prompt), { prefill: "full", reuse: false });
       await (await session.generate({ maxTokens: 1 })).next();
       rows.push([...(await wasm.logits(engine))]);

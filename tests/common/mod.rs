@@ -1,6 +1,7 @@
 //! What several test binaries share: recorded reference data, small random models.
 #![allow(dead_code)] // each binary uses its own part
 
+pub mod cpu_state;
 pub mod golden;
 pub mod random_model;
 #[path = "../support/mod.rs"]

@@ -62,6 +62,34 @@ pub struct Shape {
     /// layer is the candidate source. Layers 1 and 3 have Engrams.
     pub layers: String,
     pub storage: Storage,
+    pub draft: Option<DraftShape>,
+}
+
+/// Sizes of the draft stages.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftShape {
+    pub stages: usize,
+    pub block: usize,
+    pub target_layers: Vec<usize>,
+    pub markov_rank: usize,
+    pub experts: usize,
+    pub experts_per_token: usize,
+}
+
+impl DraftShape {
+    /// Sizes drawn at random, for a model of so many layers.
+    pub fn random(seed: u64, layers: usize) -> Self {
+        let r = &mut Random::new(seed ^ 0xd5a7);
+        let all: Vec<usize> = (0..layers).filter(|_| r.below(2) == 0).collect();
+        Self {
+            stages: r.pick(&[1, 2, 3]),
+            block: r.pick(&[1, 2, 3, 5]),
+            target_layers: if all.is_empty() { vec![layers - 1] } else { all },
+            markov_rank: r.pick(&[1, 7, 16]),
+            experts: r.pick(&[3, 5]),
+            experts_per_token: r.pick(&[1, 2, 3]),
+        }
+    }
 }
 
 impl Shape {
@@ -92,6 +120,7 @@ impl Shape {
             max_positions: 4096,
             layers: "w2ri1rir".into(),
             storage,
+            draft: None,
         }
     }
 
@@ -124,6 +153,7 @@ impl Shape {
             max_positions: 4096,
             layers: r.pick(&["w2ri1rir", "ww2r2i1ii", "1i1r", "2r4ri1i", "www", "w1"]).into(),
             storage: r.pick(&Storage::ALL),
+            draft: None,
         }
     }
 
@@ -147,7 +177,7 @@ impl Shape {
     /// The text of its `config.json`.
     fn config_json(&self, engram_rows: &[u32]) -> String {
         let sources = self.places(|c| c.is_ascii_digit());
-        json!({
+        let mut config = json!({
             "model_type": "deepseek_v41",
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
@@ -186,8 +216,20 @@ impl Shape {
             "engram_head_dim": self.engram_dim,
             "engram_pad_token_id": 2,
             "engram_compressed_vocab_size": self.vocab - 1,
-        })
-        .to_string()
+        });
+        if let Some(draft) = &self.draft {
+            let draft = json!({
+                "num_nextn_predict_layers": draft.stages,
+                "dspark_block_size": draft.block,
+                "dspark_noise_token_id": self.vocab - 1,
+                "dspark_target_layer_ids": draft.target_layers,
+                "dspark_markov_rank": draft.markov_rank,
+                "dspark_n_routed_experts": draft.experts,
+                "dspark_num_experts_per_tok": draft.experts_per_token,
+            });
+            config.as_object_mut().unwrap().extend(draft.as_object().unwrap().clone());
+        }
+        config.to_string()
     }
 }
 
@@ -221,7 +263,7 @@ pub fn random_checkpoint(seed: u64, shape: &Shape) -> RandomModel {
     let config = Config::from_json(&config_json).unwrap();
 
     let mut stored: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
-    for spec in layout::expected(&config).into_iter().filter(|spec| spec.required) {
+    for spec in layout::expected(&config).into_iter().filter(|spec| spec.required || shape.draft.is_some()) {
         let values = values(&spec, shape.streams, random);
         let format = format(&spec, shape.storage, random);
         let (dtype, dims, scales) = spec.stored(format);

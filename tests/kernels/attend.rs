@@ -27,6 +27,9 @@ struct Shape {
     decoder: bool,
     /// Ratio and topk of a layer with a global cache.
     global: Option<(usize, usize)>,
+    /// Slots of the ring beyond the window, and whether the rows are a drafted block.
+    spare: usize,
+    block: bool,
 }
 
 impl Shape {
@@ -75,13 +78,14 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, floor: usize, 
     // Window keys: those before the step in the ring, those of the step in the chunk, or in the ring when it is a single
     // row.
     let mut keys = vec![];
-    let mut ring = vec![POISON; window * shape.key_words()];
+    let slots = window + shape.spare;
+    let mut ring = vec![POISON; slots * shape.key_words()];
     let mut chunk = vec![POISON; (rows + 1) * shape.key_words()];
-    let oldest = (position + 1).saturating_sub(window).max(floor);
+    let oldest = (position + usize::from(!shape.block)).saturating_sub(window).max(floor);
     for s in oldest..position + rows {
         let packed = CacheFormat::Fp8.pack(&random.normals(head_dim, 1.0));
-        let place = if s < position || rows == 1 {
-            &mut ring[s % window * shape.key_words()..]
+        let place = if s < position || (rows == 1 && !shape.block) {
+            &mut ring[s % slots * shape.key_words()..]
         } else {
             &mut chunk[(s - position) * shape.key_words()..]
         };
@@ -132,6 +136,8 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, floor: usize, 
             head_dim,
             rotary: shape.rotary,
             window,
+            slots,
+            block: shape.block,
             decoder: shape.decoder,
             groups: shape.groups,
             up_stride: shape.up_stride(),
@@ -153,8 +159,11 @@ fn check_against_twin(shape: Shape, position: usize, rows: usize, floor: usize, 
     let mut worst = 0f32;
     for row in 0..rows {
         let t = position + row;
-        let first = (t + 1).saturating_sub(window).max(floor);
-        let mut visible: Vec<&[f32]> = (first..=t).map(|s| &keys[s - oldest][..]).collect();
+        let seen = match shape.block {
+            true => oldest..position + rows,
+            false => (t + 1).saturating_sub(window).max(floor)..t + 1,
+        };
+        let mut visible: Vec<&[f32]> = seen.map(|s| &keys[s - oldest][..]).collect();
         visible.extend(chosen[row].iter().map(|latent| &latent[..]));
         let mut q = up[row * shape.up_stride() + 4..][..heads * head_dim].to_vec();
         rotate_heads(&mut q, head_dim, t as u32, &freqs, false);
@@ -187,6 +196,8 @@ proptest! {
             window,
             decoder,
             global: (topk > 0).then_some((ratio, topk)),
+            spare: 0,
+            block: false,
         };
         check_against_twin(shape, position, rows, (position + rows - 1).saturating_sub(above_floor), seed);
     }
@@ -194,8 +205,17 @@ proptest! {
 
 #[test]
 fn the_first_token_and_the_last_of_a_million_equal_the_twin() {
-    let shape =
-        Shape { heads: 3, groups: 1, head_dim: 44, rotary: 12, window: 16, decoder: false, global: Some((2, 33)) };
+    let shape = Shape {
+        heads: 3,
+        groups: 1,
+        head_dim: 44,
+        rotary: 12,
+        window: 16,
+        decoder: false,
+        global: Some((2, 33)),
+        spare: 0,
+        block: false,
+    };
     for (position, rows) in [(0, 1), (0, 2), (1, 1), (31, 3), (32, 33), (65_535, 3)] {
         check_against_twin(shape, position, rows, 0, position as u64);
     }
@@ -207,7 +227,17 @@ fn the_first_token_and_the_last_of_a_million_equal_the_twin() {
 fn nothing_below_the_floor_is_seen() {
     for decoder in [false, true] {
         for global in [None, Some((2, 20))] {
-            let shape = Shape { heads: 3, groups: 1, head_dim: 44, rotary: 12, window: 40, decoder, global };
+            let shape = Shape {
+                heads: 3,
+                groups: 1,
+                head_dim: 44,
+                rotary: 12,
+                window: 40,
+                decoder,
+                global,
+                spare: 3,
+                block: false,
+            };
             for (position, rows) in [(0, 1), (0, 5), (60, 1), (60, 4)] {
                 let last = position + rows - 1;
                 for floor in [0, 20, 21, 22, 27, 28, 29, position, position + 1, last].map(|floor| floor.min(last)) {
@@ -218,10 +248,42 @@ fn nothing_below_the_floor_is_seen() {
     }
 }
 
+/// Every row of a drafted block sees the window before the block, wherever its ring begins, and all of the block.
+#[test]
+fn a_block_sees_itself_and_the_window_before() {
+    for (window, block) in [(1, 1), (1, 5), (16, 1), (16, 5), (40, 2), (40, 33)] {
+        let shape = Shape {
+            heads: 3,
+            groups: 1,
+            head_dim: 44,
+            rotary: 12,
+            window,
+            decoder: true,
+            global: None,
+            spare: block,
+            block: true,
+        };
+        for position in [0, 1, window - 1, window, window + 1, 3 * window + 2, 70_001] {
+            for floor in [0, position.saturating_sub(window / 2), position] {
+                check_against_twin(shape, position, block, floor, (position + block) as u64);
+            }
+        }
+    }
+}
+
 #[test]
 fn released_widths_equal_the_twin() {
-    let shape =
-        Shape { heads: 64, groups: 8, head_dim: 512, rotary: 64, window: 128, decoder: true, global: Some((1, 512)) };
+    let shape = Shape {
+        heads: 64,
+        groups: 8,
+        head_dim: 512,
+        rotary: 64,
+        window: 128,
+        decoder: true,
+        global: Some((1, 512)),
+        spare: 0,
+        block: false,
+    };
     println!("one row: {:e}", check_against_twin(shape, 700, 1, 0, 1));
     println!("eight rows: {:e}", check_against_twin(Shape { global: Some((2, 512)), ..shape }, 1_030, 8, 950, 2));
 }
@@ -263,6 +325,8 @@ impl Attention {
             head_dim: sizes.head_dim,
             rotary: sizes.rotary,
             window: sizes.window,
+            slots: sizes.window,
+            block: false,
             decoder: false,
             groups: 1,
             up_stride: up.1,
@@ -471,6 +535,8 @@ fn the_rotation_of_the_device_is_right_to_2e_7() {
         head_dim,
         rotary: head_dim,
         window: 1,
+        slots: 1,
+        block: false,
         decoder: false,
         groups: 1,
         up_stride: head_dim,
@@ -518,6 +584,8 @@ fn counts_the_bytes_of_window_and_selection() {
         head_dim: 512,
         rotary: 64,
         window: 128,
+        slots: 128,
+        block: false,
         decoder: true,
         groups: 1,
         up_stride: 1024,

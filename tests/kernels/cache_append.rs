@@ -218,7 +218,8 @@ impl Layer {
             &WindowKeys {
                 head_dim: sizes.head_dim,
                 rotary: sizes.rotary,
-                window: sizes.window,
+                slots: sizes.window,
+                block: false,
                 eps: sizes.eps,
                 down_stride: sizes.down_stride(),
                 key_at: sizes.key_at(),
@@ -488,7 +489,8 @@ fn layers_without_an_indexer_write_window_keys_only_and_reindex_layers_queries_t
     let keys = WindowKeys {
         head_dim: sizes.head_dim,
         rotary: sizes.rotary,
-        window: sizes.window,
+        slots: sizes.window,
+        block: false,
         eps: sizes.eps,
         down_stride: sizes.down_stride(),
         key_at: sizes.key_at(),

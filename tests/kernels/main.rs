@@ -21,3 +21,4 @@ mod sample;
 mod select;
 mod select_merge;
 mod selector;
+mod tap;

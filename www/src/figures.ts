@@ -39,7 +39,7 @@ export function drawAll(into: HTMLElement, facts: Facts): void {
   into.replaceChildren(layers(facts), bytesAToken(facts), engram(facts), kept(facts), speeds(facts));
 }
 
-function layers({ info, rows, length }: Facts): HTMLElement {
+function layers({ info, rows, length, restored }: Facts): HTMLElement {
   const { layers } = info;
   const pitch = Math.max(7, Math.min(20, 260 / layers.length));
   const left = 92;
@@ -74,9 +74,11 @@ function layers({ info, rows, length }: Facts): HTMLElement {
   const encoder = rows?.[0]?.whole ?? 0;
   const last = rows?.at(-1)?.whole ?? 0;
   const sentence =
-    rows && encoder > 0
-      ? `The encoder's layers ran ${plural(encoder, "row")} for these ${plural(length, "token")}, the last layer ${count(last)}: of a text that is far behind, the decoder needs only the entries (pale) that its first layer adds.`
-      : "When a text is read, the encoder's layers run every token, and the decoder's only the last window; the rows are counted here once something is read.";
+    rows && encoder > 0 && restored
+      ? `Since the session was opened again the first layer ran ${plural(encoder, "row")} and the last ${count(last)}: of its ${plural(length, "token")}, what those rows did not make came back from the browser's storage.`
+      : rows && encoder > 0
+        ? `The encoder's layers ran ${plural(encoder, "row")} for these ${plural(length, "token")}, the last layer ${count(last)}: of a text that is far behind, the decoder needs only the entries (pale) that its first layer adds.`
+        : "When a text is read, the encoder's layers run every token, and the decoder's only the last window; the rows are counted here once something is read.";
   return figure("layers", "Half the model reads", drawing, sentence);
 }
 

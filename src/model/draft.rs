@@ -1,0 +1,339 @@
+//! A drafted block on the device (`numerics.md` §13): the draft stages on the token that waits and noise.
+//!
+//! The kernels are those of the layers, on a step of the block's own. All rows of a block see each other and the window before it;
+//! what they see of the text lies in rings of the stages, and what they add of themselves only in the chunk.
+
+use super::step::{Builder, ExpertKernels, Experts};
+use super::weights::{stage_plan, Layer};
+use super::{Model, Sequence};
+use crate::cache::{Cache, DraftCache};
+use crate::config::DsparkConfig;
+use crate::gpu::Recording;
+use crate::kernels::attend::{Attend, Window};
+use crate::kernels::boundary::{Boundary, Place};
+use crate::kernels::cache_append::{CacheAppend, Jobs, WindowKeys};
+use crate::kernels::embed::Embed;
+use crate::kernels::linear::Linear;
+use crate::kernels::ring_commit::RingCommit;
+use crate::kernels::tap::{self, Tap};
+use crate::kernels::Step;
+use crate::layout::DownRow;
+use crate::reading::Depth;
+use crate::Result;
+
+/// A stage's kernels.
+#[derive(Debug)]
+struct StageKernels {
+    attention_boundary: Boundary,
+    down: Linear,
+    up: Linear,
+    append: CacheAppend,
+    attend: Attend,
+    attention_a: Linear,
+    attention_b: Linear,
+    expert_boundary: Boundary,
+    experts: ExpertKernels,
+}
+
+/// What a stage remembers of the rows of a text.
+#[derive(Debug)]
+struct MemoryKernels {
+    key: Linear,
+    append: CacheAppend,
+    commit: RingCommit,
+}
+
+/// What the draft stages do while a text is read.
+#[derive(Debug)]
+pub(super) struct ListenKernels {
+    /// By layer; none but at target layers.
+    taps: Vec<Option<Tap>>,
+    main: Linear,
+    stages: Vec<MemoryKernels>,
+    /// The last target layer.
+    last: usize,
+}
+
+impl ListenKernels {
+    /// Makes pipelines, uniforms and bind groups; none for a model without draft stages.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn new(builder: &Builder<'_>) -> Result<Option<Self>> {
+        let Model { gpu, config, layout, weights, scratch, .. } = builder.model;
+        let parts = config.dspark.as_ref().zip(layout.draft.as_ref()).zip(weights.draft.as_ref());
+        let Some((((dspark, sizes), draft), cache)) = parts.zip(builder.cache.draft.as_ref()) else { return Ok(None) };
+        let tap = |layer: usize| {
+            let Some(at) = dspark.target_layer_ids.iter().position(|&target| target == layer) else { return Ok(None) };
+            let dims = tap::Dims {
+                hidden: config.hidden_size as u32,
+                streams: config.hc_mult as u32,
+                stride: sizes.features as u32,
+                at: (at * config.hidden_size) as u32,
+            };
+            Tap::new(gpu, &dims, builder.step, &scratch.streams, &scratch.features).map(Some)
+        };
+        let stage = |(stage, layer): (usize, &Layer)| {
+            let down = DownRow::new(config, &stage_plan(config, stage));
+            let keys = WindowKeys {
+                head_dim: config.head_dim,
+                rotary: config.qk_rope_head_dim,
+                slots: sizes.ring_rows,
+                block: false,
+                eps: config.rms_norm_eps,
+                down_stride: down.width,
+                key_at: down.window,
+                down: &scratch.down,
+                constants: &layer.append,
+                ring: &cache.rings[stage],
+                chunk: &scratch.chunk,
+            };
+            Ok(MemoryKernels {
+                // There is no norm of the stage's own before its keys.
+                key: builder.linear(
+                    &layer.down.part(down.window..down.width),
+                    (&scratch.main, layout.hidden),
+                    Some(&draft.main_norm),
+                    (&scratch.down, down.width),
+                )?,
+                append: CacheAppend::new(gpu, builder.step, &keys, None, None)?,
+                commit: RingCommit::new(
+                    gpu,
+                    builder.step,
+                    config.head_dim,
+                    sizes.ring_rows,
+                    &scratch.chunk,
+                    &cache.rings[stage],
+                )?,
+            })
+        };
+        Ok(Some(Self {
+            taps: (0..config.layers.len()).map(tap).collect::<Result<_>>()?,
+            main: builder.linear(
+                &draft.main,
+                (&scratch.features, sizes.features),
+                None,
+                (&scratch.main, layout.hidden),
+            )?,
+            stages: draft.stages.iter().enumerate().map(stage).collect::<Result<_>>()?,
+            last: dspark.target_layer_ids[dspark.target_layer_ids.len() - 1],
+        }))
+    }
+
+    /// Records a look at the streams before a layer's attention.
+    pub fn record_tap(&self, recording: &mut Recording, layer: usize, rows: u32) {
+        if let Some(tap) = &self.taps[layer] {
+            tap.record(recording, rows);
+        }
+    }
+
+    /// Records the keys of rows at `position` that went as deep as `depth`; nothing for rows that did not come past all target
+    /// layers.
+    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, depth: Depth) {
+        if depth.whole + usize::from(depth.part.is_some()) <= self.last {
+            return;
+        }
+        self.main.record(recording, rows);
+        for stage in &self.stages {
+            stage.key.record(recording, rows);
+            stage.append.record(recording, position, rows, Jobs::All, 0);
+            stage.commit.record(recording, rows);
+        }
+    }
+}
+
+/// All kernels of the draft stages on one sequence's cache.
+#[derive(Debug)]
+pub(super) struct DraftKernels {
+    embed: Embed,
+    stages: Vec<StageKernels>,
+    last_boundary: Boundary,
+    head: Linear,
+    rows: u32,
+}
+
+impl DraftKernels {
+    /// Makes pipelines, uniforms and bind groups; none for a model without draft stages.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn new(model: &Model, cache: &Cache) -> Result<Option<Self>> {
+        let Model { gpu, config, layout, weights, scratch, .. } = model;
+        let parts =
+            config.dspark.as_ref().zip(layout.draft.as_ref()).zip(weights.draft.as_ref()).zip(cache.draft.as_ref());
+        let Some((((dspark, sizes), draft), block)) = parts else { return Ok(None) };
+        let builder = Builder { model, gpu, config, cache, step: &block.step };
+        let stages = (0..dspark.stages).map(|stage| Self::stage(&builder, dspark, block, stage));
+        let stages = stages.collect::<Result<Vec<_>>>()?;
+        let mix_const = (&draft.stages[dspark.stages - 1].mixes[1].constants).into();
+        Ok(Some(Self {
+            embed: Embed::new(
+                gpu,
+                &weights.embed,
+                &block.step,
+                &block.tokens,
+                &scratch.streams,
+                config.hc_mult as u32,
+            )?,
+            stages,
+            last_boundary: builder.boundary(Place::Last { mix_const }, sizes.parts, true)?,
+            head: builder.linear(
+                &weights.head,
+                (&scratch.x, layout.hidden),
+                Some(&draft.norm),
+                (&scratch.draft_logits, layout.logits),
+            )?,
+            rows: sizes.block as u32,
+        }))
+    }
+
+    fn stage(builder: &Builder<'_>, dspark: &DsparkConfig, block: &DraftCache, stage: usize) -> Result<StageKernels> {
+        let Model { gpu, config, layout, weights, scratch, .. } = builder.model;
+        let (sizes, draft) = layout.draft.as_ref().zip(weights.draft.as_ref()).expect("the draft stages are loaded");
+        let layer = &draft.stages[stage];
+        let before = stage.checked_sub(1).map(|before| &draft.stages[before].mixes[1]);
+        let [attn_mix, ffn_mix] = &layer.mixes;
+        let down = DownRow::new(config, &stage_plan(config, stage));
+        let mix_fn = (&attn_mix.projection).into();
+        let place = match before {
+            None => Place::First { mix_fn },
+            Some(before) => Place::Between { mix_fn, mix_const: (&before.constants).into() },
+        };
+        let keys = WindowKeys {
+            head_dim: config.head_dim,
+            rotary: config.qk_rope_head_dim,
+            slots: sizes.ring_rows,
+            block: true,
+            eps: config.rms_norm_eps,
+            down_stride: down.width,
+            key_at: down.window,
+            down: &scratch.down,
+            constants: &layer.append,
+            ring: &block.rings[stage],
+            chunk: &scratch.chunk,
+        };
+        let window = Window {
+            heads: config.num_attention_heads,
+            head_dim: config.head_dim,
+            rotary: config.qk_rope_head_dim,
+            window: config.sliding_window,
+            slots: sizes.ring_rows,
+            block: true,
+            groups: config.o_groups,
+            up_stride: layout.up,
+            query_at: 0,
+            up: &scratch.up,
+            ring: &block.rings[stage],
+            chunk: &scratch.chunk,
+            constants: &layer.attend,
+            attended: &scratch.attended,
+            decoder: true,
+        };
+        let experts = Experts {
+            routed: dspark.n_routed_experts,
+            chosen: dspark.num_experts_per_tok,
+            normalise: dspark.norm_topk_prob,
+            gate: sizes.gate,
+        };
+        Ok(StageKernels {
+            attention_boundary: builder.boundary(place, sizes.parts, true)?,
+            down: builder.linear(
+                &layer.down,
+                (&scratch.x, layout.hidden),
+                Some(&layer.attn_norm),
+                (&scratch.down, down.width),
+            )?,
+            up: builder.linear(
+                &layer.up,
+                (&scratch.down, down.width),
+                Some(&layer.q_norm),
+                (&scratch.up, layout.up),
+            )?,
+            append: CacheAppend::new(gpu, builder.step, &keys, None, None)?,
+            attend: Attend::new(gpu, builder.step, &window, None)?,
+            attention_a: builder.linear(
+                &layer.attention_a,
+                (&scratch.attended, layout.attended),
+                None,
+                (&scratch.attention_latent, layout.attention_latent),
+            )?,
+            attention_b: builder.linear(
+                &layer.attention_b,
+                (&scratch.attention_latent, layout.attention_latent),
+                None,
+                (&scratch.z, layout.hidden),
+            )?,
+            expert_boundary: builder.boundary(
+                Place::Between { mix_fn: (&ffn_mix.projection).into(), mix_const: (&attn_mix.constants).into() },
+                1,
+                false,
+            )?,
+            experts: builder.experts(layer, &experts)?,
+        })
+    }
+
+    /// Records the block at `position`, whose rows see nothing of the text below `floor`: its logits without what the Markov head
+    /// adds, in `draft_logits`, and the residuals before the last norm, in `x`.
+    pub fn record(&self, recording: &mut Recording, position: u32, floor: u32) {
+        let rows = self.rows;
+        self.embed.record(recording, rows);
+        for stage in &self.stages {
+            stage.attention_boundary.record(recording, rows);
+            stage.down.record(recording, rows);
+            stage.up.record(recording, rows);
+            stage.append.record(recording, position, rows, Jobs::All, 0);
+            stage.attend.record(recording, position, rows, floor);
+            stage.attention_a.record(recording, rows);
+            stage.attention_b.record(recording, rows);
+            stage.expert_boundary.record(recording, rows);
+            stage.experts.record_route(recording, rows);
+            stage.experts.record_output(recording, rows);
+        }
+        self.last_boundary.record(recording, rows);
+        self.head.record(recording, rows);
+    }
+}
+
+impl Sequence {
+    /// Drafts the block behind `anchor` at `position`, each stage seeing the window of `keys` (packed, the last of them of the position
+    /// before) that is given for it. Returns the logits (B, V) before the Markov head, and the residuals (B, h) before the last norm.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// When the draft stages are not loaded.
+    #[doc(hidden)]
+    pub async fn trace_draft(&self, anchor: u32, position: usize, keys: &[Vec<Vec<u32>>]) -> Result<[Vec<f32>; 2]> {
+        let Model { gpu, config, layout, scratch, .. } = &*self.model;
+        let kernels = self.kernels.draft.as_ref();
+        let loaded = kernels.zip(self.cache.draft.as_ref()).zip(layout.draft.as_ref()).zip(config.dspark.as_ref());
+        let (((kernels, cache), sizes), dspark) = loaded.expect("the draft stages are loaded");
+        let floor = position - keys[0].len();
+        for (ring, keys) in cache.rings.iter().zip(keys) {
+            for (s, key) in (floor..).zip(keys) {
+                let row = s % sizes.ring_rows * layout.window_row;
+                gpu.upload(ring, 4 * row as u64, bytemuck::cast_slice(key));
+            }
+        }
+        let tokens: Vec<u32> = (0..sizes.block).map(|i| if i == 0 { anchor } else { dspark.noise_token_id }).collect();
+        let step = Step {
+            position: position as u32,
+            rows: sizes.block as u32,
+            decoder_floor: floor as u32,
+            ..Step::default()
+        };
+        gpu.upload(&cache.step, 0, bytemuck::bytes_of(&step));
+        gpu.upload(&cache.tokens, 0, bytemuck::cast_slice(&tokens));
+        let mut recording = Recording::new();
+        kernels.record(&mut recording, position as u32, floor as u32);
+        gpu.submit(recording)?;
+        let logits = gpu.read_range(&scratch.draft_logits, 0, 4 * (sizes.block * layout.logits) as u64).await?;
+        let residuals = gpu.read_range(&scratch.x, 0, 4 * (sizes.block * layout.hidden) as u64).await?;
+        let rows = |bytes: &[u8], stride: usize, width: usize| -> Vec<f32> {
+            let row = |row: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(&row[..4 * width]);
+            bytes.chunks(4 * stride).flat_map(row).collect()
+        };
+        Ok([rows(&logits, layout.logits, config.vocab_size), rows(&residuals, layout.hidden, config.hidden_size)])
+    }
+}
