@@ -19,9 +19,11 @@ export async function openDepot(): Promise<Depot> {
   for (const open of [OpfsDepot.open, CacheDepot.open]) {
     try {
       const depot = await open();
-      // Some browsers refuse at the first write only.
-      await depot.write("probe", "probe", new Uint8Array([1]));
-      await depot.remove("probe");
+      // Some browsers refuse at the first write only. Each tab writes a name of its own, and the folder stays: else two that open at
+      // the same moment would take each other's for a refusal.
+      const probe = crypto.randomUUID();
+      await depot.write("probe", probe, new Uint8Array([1]));
+      await depot.remove("probe", probe);
       return depot;
     } catch {
       // Denied, or not there: the next one.

@@ -117,9 +117,25 @@ test("two tabs that want the same file download it once", async () => {
   const other = await browser.page();
   const first = page;
   const both = Promise.all([download(), ((page = other), download())]);
-  assert.deepEqual((await both).map(({ size }) => size), [size, size]);
+  assert.deepEqual((await both).map(({ size, kept }) => [size, kept]), [[size, "opfs"], [size, "opfs"]]);
   assert.equal(browser.server.sent(shard).bytes, size);
   await first.close();
+});
+
+test("tabs that open at the same moment find the same depot", async () => {
+  const tabs = [page, await browser.page(), await browser.page()];
+  const kinds = await Promise.all(
+    tabs.map((tab) =>
+      tab.evaluate(async () => {
+        const { openDepot } = await import("/pkg/dist/depot.js");
+        const kinds = [];
+        for (let i = 0; i < 40; i++) kinds.push((await openDepot()).kind);
+        return [...new Set(kinds)];
+      }),
+    ),
+  );
+  assert.deepEqual(kinds, tabs.map(() => ["opfs"]));
+  await Promise.all(tabs.slice(1).map((tab) => tab.close()));
 });
 
 test("cut, corrupt, replaced by a page: refused, and good again afterwards", async () => {
