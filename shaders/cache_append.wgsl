@@ -10,7 +10,8 @@
 // by channel in the same invocation: no other order of workgroups is possible. Groups that end below step.kept are in the
 // pages already: they are neither made nor written, but their tokens renew the remainder like any others.
 //
-// All entries of a dispatch lie in pages of the one slab that is bound: the host cuts its steps so.
+// Entries whose page lies in another slab than the one that is bound are left out: such a step has a dispatch for each slab. It has
+// no more rows than the remainder has room for, so that no dispatch renews a place that another one reads.
 //
 // 2 weights    constants as f32 bits (kv_norm D | freqs d_r / 2 | FULL: comp_norm D | k_norm D_i) and (FULL) the pack of
 //              indexer.wk (D_i, D)
@@ -19,7 +20,8 @@
 // 5 chunk      (T, row words)    the same rows, by row of the step; written when there are several, or they are a drafted block
 // 6 up         (T, up_stride)    raw index queries (H_i, D_i) at query_at
 // 7 queries    (T, H_i, row words)   packed MXFP4
-// 8 remainder  (ratio - 1, 2, D)     wkv x and wgate x of the newest token at each place of a group but the last
+// 8 remainder  (held, 2, D)          wkv x and wgate x of the newest token at each place of a group but the last; with room for
+//              tokens that are taken back, of the newest `held` tokens
 // 9 table      the session's pages
 // 10 slab      pages of page_words; the layer's part, from word part_at on: (entries, latent words) packed NVFP4, then
 //              (entries, key words) packed MXFP4
@@ -37,6 +39,8 @@ struct Params {
     slots: u32,       // of the ring
     block: u32,       // 1: the rows are a drafted block, which no later row sees
     ratio: u32,       // tokens an entry
+    cycle: u32,       // the token at a position is in row `position % cycle` of the remainder, if it has that
+    held: u32,        // rows of the remainder
     down_stride: u32,
     key_at: u32,
     latent_at: u32,
@@ -291,7 +295,7 @@ fn append_queries(lane: u32, row: u32, position: u32, block: u32) {
 // wkv x (part 0) or wgate x (part 1) of the token at `position`, channel c, for a row in the same group.
 fn member(position: u32, part: u32, c: u32) -> f32 {
     if (position < step.position) {
-        return remainder[(position % params.ratio * 2u + part) * D + c];
+        return remainder[(position % params.cycle * 2u + part) * D + c];
     }
     return down[(position - step.position) * params.down_stride + select(params.latent_at, params.gate_at, part == 1u) + c];
 }
@@ -315,11 +319,11 @@ fn pool(start: u32, c: u32) -> f32 {
     return weighted / sum;
 }
 
-// Channel c of the newest token of this step at each place of a group but the last.
+// Channel c of the newest token of this step in each row of the remainder.
 fn renew_remainder(c: u32) {
     let last = step.position + step.rows - 1u;
-    for (var j = 0u; j + 1u < params.ratio; j++) {
-        let back = (last % params.ratio + params.ratio - j) % params.ratio;
+    for (var j = 0u; j < params.held; j++) {
+        let back = (last % params.cycle + params.cycle - j) % params.cycle;
         if (back < step.rows) {
             let source = (step.rows - 1u - back) * params.down_stride;
             remainder[2u * j * D + c] = down[source + params.latent_at + c];
@@ -404,7 +408,9 @@ fn project_latent(lane: u32) {
 
 fn append_entry(lane: u32, row: u32, position: u32) {
     let ratio = params.ratio;
-    let completes = (position + 1u) % ratio == 0u && position >= step.kept;
+    let page = position / ratio / params.entries;
+    let place = table.places[page / 4u][page % 4u];
+    let completes = (position + 1u) % ratio == 0u && position >= step.kept && place_slab(place) == slab[0];
     let renews = row == min(ratio - 1u - step.position % ratio, step.rows - 1u);
     if (!completes && !renews) {
         return;
@@ -437,9 +443,8 @@ fn append_entry(lane: u32, row: u32, position: u32) {
     }
     pad_group(lane, D);
     find_maxima(lane, (D + 31u) / 32u * 4u, 8u);
-    let page = position / ratio / params.entries;
     let entry = position / ratio % params.entries;
-    let part = place_word(table.places[page / 4u][page % 4u], params.page_words) + params.part_at;
+    let part = place_word(place, params.page_words) + params.part_at;
     for (var i = lane; i < nvfp4_words(); i += LANES) {
         slab[part + entry * nvfp4_words() + i] = nvfp4_word(i);
     }

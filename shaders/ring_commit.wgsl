@@ -4,12 +4,12 @@
 // An invocation copies a word. Grid: (min(T, W) * row words / 256).
 //
 // 2 chunk  (T, row words)  packed window keys of the step, by row
-// 3 ring   (W, row words)  packed window keys, slot position % W
+// 3 ring   (slots, row words)  packed window keys, slot position % slots
 #import step
 
 struct Params {
     row_words: u32,
-    window: u32, // W
+    slots: u32,  // of the ring
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -19,12 +19,12 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    let count = min(step.rows, params.window);
+    let count = min(step.rows, params.slots);
     // A single row is in the ring already.
     if (step.rows < 2u || id.x >= count * params.row_words) {
         return;
     }
     let row = step.rows - count + id.x / params.row_words;
     let word = id.x % params.row_words;
-    ring[(step.position + row) % params.window * params.row_words + word] = chunk[row * params.row_words + word];
+    ring[(step.position + row) % params.slots * params.row_words + word] = chunk[row * params.row_words + word];
 }

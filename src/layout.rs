@@ -4,7 +4,7 @@
 
 use crate::config::{Candidates, Config, DsparkConfig, LayerPlan, Role};
 use crate::formats::CacheFormat;
-use crate::kernels::cache_append::{PageLayout, SLAB_HEADER, TABLE_PAGES};
+use crate::kernels::cache_append::{PageLayout, Remainder, SLAB_HEADER, TABLE_PAGES};
 use crate::kernels::tiling::{CandidateDims, Tiling, TilingDims};
 use crate::kernels::{boundary, group_rows};
 use crate::{Error, Result};
@@ -136,8 +136,6 @@ impl PoolLayout {
 pub struct DraftLayout {
     /// Tokens of a block.
     pub block: usize,
-    /// Rows of a stage's ring: the window, and a block that may be taken back.
-    pub ring_rows: usize,
     /// Vectors that the output of a stage's experts consists of.
     pub parts: usize,
     /// Words of a row of router logits.
@@ -154,7 +152,6 @@ impl DraftLayout {
         let experts = dspark.n_routed_experts as u32 + 1;
         Self {
             block,
-            ring_rows: config.sliding_window + block,
             parts,
             gate: stride4(dspark.n_routed_experts),
             tiles: group_rows::tiles_words(block as u32, parts as u32, experts) as usize,
@@ -198,6 +195,10 @@ pub struct Layout {
     pub tiles: usize,
     /// Words of a packed window key.
     pub window_row: usize,
+    /// Tokens that a round of drafting may take back: those of a block, or none.
+    pub spare: usize,
+    /// Rows of a window ring, of a layer or a draft stage: the window, and the tokens that may be taken back.
+    pub ring_rows: usize,
     /// Words of a packed latent.
     pub latent_row: usize,
     /// Words of a packed index key.
@@ -244,7 +245,9 @@ impl Layout {
         range("chunk", options.chunk, 4096)?;
         let (h, n, d) = (config.hidden_size, config.hc_mult, config.head_dim);
         let draft = config.dspark.as_ref().filter(|_| options.draft).map(|dspark| DraftLayout::new(config, dspark));
-        let rows = options.chunk.min(options.context).max(draft.as_ref().map_or(0, |draft| draft.block));
+        let spare = draft.as_ref().map_or(0, |draft| draft.block);
+        // A round has a row more than a block has tokens.
+        let rows = options.chunk.min(options.context).max(if spare > 0 { spare + 1 } else { 0 });
         let (page_parts, page_words) = page_parts(config);
         let pool = pool_layout(page_words, options)?;
         let tiling = tiling(config, rows, options.context);
@@ -269,6 +272,8 @@ impl Layout {
             expert_hidden: stride4(config.moe_intermediate_size),
             tiles: group_rows::tiles_words(rows as u32, parts as u32, config.n_routed_experts as u32 + 1) as usize,
             window_row: CacheFormat::Fp8.row_words(d),
+            spare,
+            ring_rows: config.sliding_window + spare,
             latent_row: CacheFormat::Nvfp4.row_words(d),
             key_row: CacheFormat::Mxfp4.row_words(config.index_head_dim),
             selection: 1 + config.index_topk,
@@ -282,9 +287,14 @@ impl Layout {
             engram_region: (rows * engram).next_multiple_of(64),
             engram_kv: stride4((n + 1) * h),
             logits: stride4(config.vocab_size),
-            logit_rows: if options.all_logits { rows } else { 1 },
+            logit_rows: if options.all_logits { rows } else { 1 + spare },
             draft,
         })
+    }
+
+    /// What a Full layer of this ratio holds of tokens whose group is not complete.
+    pub fn remainder(&self, ratio: usize) -> Remainder {
+        Remainder::new(ratio, self.spare)
     }
 
     /// Pages that hold `tokens` tokens.

@@ -122,7 +122,7 @@ fn random_drafts_equal_their_twins() {
 fn remembered(sequence: &Sequence) -> Vec<Vec<Vec<u32>>> {
     let model = sequence.model();
     let (layout, cached) = (model.layout(), sequence.standing().cached);
-    let slots = layout.draft.as_ref().unwrap().ring_rows;
+    let slots = layout.ring_rows;
     let first = (cached + 1).saturating_sub(model.config().sliding_window);
     let rings = &sequence.cache().draft.as_ref().unwrap().rings;
     let ring = |ring| {

@@ -59,11 +59,11 @@ pub struct Cache {
     pub out: Buffer,
     /// Places of the pages, [`TABLE_PAGES`] words: `PageTable` in `shared/pages.wgsl`.
     pub table: Buffer,
-    /// One a layer: (W, packed window key).
+    /// One a layer: (ring rows, packed window key), position p in row `p % ring rows`.
     pub rings: Vec<Buffer>,
     /// What a drafted block needs, where the draft stages are loaded.
     pub draft: Option<DraftCache>,
-    /// Full layers with a ratio above 1: the incomplete group, (ratio - 1, 2, D) f32.
+    /// Full layers with a ratio above 1: the incomplete group, (rows, 2, D) f32, as [`Layout::remainder`] says.
     pub remainders: Vec<Option<Buffer>>,
     /// The pages.
     pub pages: Pages,
@@ -76,7 +76,7 @@ pub struct DraftCache {
     pub step: Buffer,
     /// Ids of the block (B): the token that waits, then noise.
     pub tokens: Buffer,
-    /// One a stage: (W + B, packed window key), position p in row `p % (W + B)`.
+    /// One a stage, as those of the layers.
     pub rings: Vec<Buffer>,
 }
 
@@ -91,14 +91,14 @@ pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(MemoryKind, usize)
         (MemoryKind::Params, TABLE_PAGES),
     ];
     for layer in &config.layers {
-        list.push((MemoryKind::Cache, config.sliding_window * layout.window_row));
+        list.push((MemoryKind::Cache, layout.ring_rows * layout.window_row));
         if layer.role == Role::Full && layer.ratio > 1 {
-            list.push((MemoryKind::Cache, (layer.ratio - 1) * 2 * config.head_dim));
+            list.push((MemoryKind::Cache, layout.remainder(layer.ratio).rows * 2 * config.head_dim));
         }
     }
     if let Some((dspark, draft)) = config.dspark.as_ref().zip(layout.draft.as_ref()) {
         list.extend([(MemoryKind::Params, std::mem::size_of::<Step>() / 4), (MemoryKind::Cache, draft.block)]);
-        list.extend((0..dspark.stages).map(|_| (MemoryKind::Cache, draft.ring_rows * layout.window_row)));
+        list.extend((0..dspark.stages).map(|_| (MemoryKind::Cache, layout.ring_rows * layout.window_row)));
     }
     list
 }
@@ -175,7 +175,9 @@ impl Cache {
     pub fn copy_windows(&self, recording: &mut Recording, from: &Cache) {
         let both = self.rings.iter().zip(&from.rings);
         let remainders = self.remainders.iter().flatten().zip(from.remainders.iter().flatten());
-        for (to, from) in both.chain(remainders) {
+        let draft = |cache: &'_ Cache| cache.draft.as_ref().map_or(vec![], |draft| draft.rings.clone());
+        let (to, from) = (draft(self), draft(from));
+        for (to, from) in both.chain(remainders).chain(to.iter().zip(&from)) {
             recording.copy(from, 0, to, 0, from.bytes().next_multiple_of(4));
         }
     }

@@ -20,6 +20,8 @@ struct Params {
     slots: u32,
     block: u32,
     ratio: u32,
+    cycle: u32,
+    held: u32,
     down_stride: u32,
     key_at: u32,
     latent_at: u32,
@@ -49,6 +51,8 @@ pub fn layout() -> Layout {
             slots,
             block,
             ratio,
+            cycle,
+            held,
             down_stride,
             key_at,
             latent_at,
@@ -186,9 +190,10 @@ pub struct GlobalEntries<'a> {
     pub page: PageLayout,
     /// The session's [`TABLE_PAGES`] places, a uniform.
     pub table: &'a Buffer,
-    /// (ratio - 1, 2, D) f32: `wkv x` and `wgate x` of the newest token at each place of a group but the last. None with
-    /// ratio 1.
+    /// [`Remainder::rows`] times (2, D) f32: `wkv x` and `wgate x`. None with ratio 1.
     pub remainder: Option<&'a Buffer>,
+    /// Tokens that may be taken back.
+    pub spare: usize,
 }
 
 /// Where the parts of [`constants`] start, in words.
@@ -219,6 +224,27 @@ pub fn full_constants(kv_norm: &[f32], freqs: &[f32], comp_norm: &[f32], k_norm:
     words.resize(Places::new(kv_norm.len(), 2 * freqs.len(), k_norm.len()).wk, 0);
     words.extend(wk);
     words
+}
+
+/// What a Full layer holds of tokens whose group is not complete: of the newest token at each place of a group but the last, or,
+/// with room for tokens that are taken back, of the newest tokens. The token at a position lies in row `position % cycle`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remainder {
+    /// Tokens after which a row is used again.
+    pub cycle: usize,
+    /// Rows.
+    pub rows: usize,
+}
+
+impl Remainder {
+    /// Of groups of `ratio` tokens; the newest `spare` tokens may be taken back.
+    pub fn new(ratio: usize, spare: usize) -> Self {
+        match spare {
+            _ if ratio < 2 => Self { cycle: 1, rows: 0 },
+            0 => Self { cycle: ratio, rows: ratio - 1 },
+            _ => Self { cycle: ratio + spare, rows: ratio + spare },
+        }
+    }
 }
 
 /// What a step does for a layer; a layer that has less of it does what it has.
@@ -271,12 +297,15 @@ impl CacheAppend {
             assert_eq!(*page, part.within(page.at, page.page_words), "a page of other sizes");
         }
         let places = Places::new(keys.head_dim, keys.rotary, index_dim);
+        let remainder = entries.map_or(Remainder::new(1, 0), |e| Remainder::new(e.ratio, e.spare));
         let params = Params {
             eps: keys.eps,
             rotary: keys.rotary as u32,
             slots: keys.slots as u32,
             block: keys.block.into(),
             ratio: entries.map_or(1, |e| e.ratio) as u32,
+            cycle: remainder.cycle as u32,
+            held: remainder.rows as u32,
             down_stride: keys.down_stride as u32,
             key_at: keys.key_at as u32,
             latent_at: entries.map_or(0, |e| e.latent_at) as u32,
@@ -350,8 +379,8 @@ impl CacheAppend {
         Ok(())
     }
 
-    /// For the `rows` rows from `position` on. On a Full layer the pages of all groups that end among them, but for those
-    /// below the step's `kept`, lie in slab `slab`; other layers need none.
+    /// For the `rows` rows from `position` on. On a Full layer the groups that end among them, but for those below the step's `kept`,
+    /// get their entries where their pages lie in slab `slab`; other layers need none.
     pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, jobs: Jobs, slab: usize) {
         let entry = u32::from(self.full);
         let jobs = match jobs {

@@ -10,12 +10,12 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Params {
     row_words: u32,
-    window: u32,
+    slots: u32,
 }
 
 /// The uniform struct, to be held against the shader.
 pub fn layout() -> Layout {
-    crate::layout!("ring_commit", Params { row_words, window })
+    crate::layout!("ring_commit", Params { row_words, slots })
 }
 
 /// The kernel on one layer's buffers.
@@ -26,7 +26,7 @@ pub struct RingCommit {
 }
 
 impl RingCommit {
-    /// `chunk` is (T, row words), `ring` (`window`, row words), both packed FP8 rows of `head_dim` channels.
+    /// `chunk` is (T, row words), `ring` (`slots`, row words), both packed FP8 rows of `head_dim` channels.
     ///
     /// # Errors
     /// Those of [`Gpu::pipeline`] and [`Gpu::uniform`].
@@ -34,11 +34,11 @@ impl RingCommit {
         gpu: &Gpu,
         step: &Buffer,
         head_dim: usize,
-        window: usize,
+        slots: usize,
         chunk: &Buffer,
         ring: &Buffer,
     ) -> Result<Self> {
-        let params = Params { row_words: CacheFormat::Fp8.row_words(head_dim) as u32, window: window as u32 };
+        let params = Params { row_words: CacheFormat::Fp8.row_words(head_dim) as u32, slots: slots as u32 };
         let uniform = gpu.uniform("ring_commit params", &params)?;
         let pipeline = gpu.pipeline("ring_commit", "plain", &[])?;
         Ok(Self { bound: gpu.bind(&pipeline, &[&uniform, step, chunk, ring].map(Binding::Whole))?, params })
@@ -47,7 +47,7 @@ impl RingCommit {
     /// For a step of `rows` rows, after `attend`. Nothing for a single row, which is in the ring already.
     pub fn record(&self, recording: &mut Recording, rows: u32) {
         if rows > 1 {
-            let words = rows.min(self.params.window) * self.params.row_words;
+            let words = rows.min(self.params.slots) * self.params.row_words;
             recording.dispatch(&self.bound, [words.div_ceil(256), 1, 1], Traffic::NONE);
         }
     }

@@ -78,7 +78,7 @@ impl ListenKernels {
             let keys = WindowKeys {
                 head_dim: config.head_dim,
                 rotary: config.qk_rope_head_dim,
-                slots: sizes.ring_rows,
+                slots: layout.ring_rows,
                 block: false,
                 eps: config.rms_norm_eps,
                 down_stride: down.width,
@@ -101,7 +101,7 @@ impl ListenKernels {
                     gpu,
                     builder.step,
                     config.head_dim,
-                    sizes.ring_rows,
+                    layout.ring_rows,
                     &scratch.chunk,
                     &cache.rings[stage],
                 )?,
@@ -202,7 +202,7 @@ impl DraftKernels {
         let keys = WindowKeys {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
-            slots: sizes.ring_rows,
+            slots: layout.ring_rows,
             block: true,
             eps: config.rms_norm_eps,
             down_stride: down.width,
@@ -217,7 +217,7 @@ impl DraftKernels {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
             window: config.sliding_window,
-            slots: sizes.ring_rows,
+            slots: layout.ring_rows,
             block: true,
             groups: config.o_groups,
             up_stride: layout.up,
@@ -312,7 +312,7 @@ impl Sequence {
         let floor = position - keys[0].len();
         for (ring, keys) in cache.rings.iter().zip(keys) {
             for (s, key) in (floor..).zip(keys) {
-                let row = s % sizes.ring_rows * layout.window_row;
+                let row = s % layout.ring_rows * layout.window_row;
                 gpu.upload(ring, 4 * row as u64, bytemuck::cast_slice(key));
             }
         }

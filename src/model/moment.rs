@@ -5,7 +5,7 @@ use super::Model;
 use crate::cache::{history_before, Page, OUT_RING};
 use crate::config::Role;
 use crate::gpu::{Buffer, Copied};
-use crate::layout::PAGE_TOKENS;
+use crate::layout::{Layout, PAGE_TOKENS};
 use crate::Result;
 use std::sync::Arc;
 
@@ -129,8 +129,8 @@ impl Moment {
             read_ahead(take(2 * OUT_RING), ahead, &mut tokens, &mut standing);
         }
         let windows = windows.map(|Windows { remainders, rings }| {
-            let remainders = take(remainders / 4).iter().map(|&word| f32::from_bits(word)).collect();
-            (blank_remainders(&model, remainders, standing.cached), rings.map(|rings| take(rings / 4).to_vec()))
+            let remainders = saved_remainders(&model, take(remainders / 4), standing.cached);
+            (remainders, rings.map(|rings| saved_rings(&model, take(rings / 4), standing.cached)))
         });
         // A text that a step ahead has ended is shorter than it might have been.
         standing.paged = standing.kept.max(standing.cached);
@@ -177,17 +177,72 @@ fn blank(model: &Model, page: &mut [u32], tokens: usize) {
     }
 }
 
-/// Zeroes places that hold nothing of a text of `cached` tokens: they may hold anything, NaN bits too.
-fn blank_remainders(model: &Model, mut remainders: Vec<f32>, cached: usize) -> Vec<f32> {
-    let row = 2 * model.config.head_dim;
-    let mut at = 0;
-    for layer in model.config.layers.iter().filter(|layer| layer.role == Role::Full) {
-        for slot in 0..layer.ratio - 1 {
-            if slot >= cached % layer.ratio {
-                remainders[at..at + row].fill(0.0);
-            }
-            at += row;
+/// Rows of all rings with W slots, position p in slot `p % W`, from rings as the device has them.
+fn saved_rings(model: &Model, words: &[u32], cached: usize) -> Vec<u32> {
+    let Layout { window_row, ring_rows, .. } = model.layout;
+    let window = model.config.sliding_window;
+    if ring_rows == window {
+        return words.to_vec();
+    }
+    let mut saved = vec![0; words.len() / ring_rows * window];
+    for (ring, saved) in words.chunks(ring_rows * window_row).zip(saved.chunks_mut(window * window_row)) {
+        for position in cached.saturating_sub(window)..cached {
+            let row = &ring[position % ring_rows * window_row..][..window_row];
+            saved[position % window * window_row..][..window_row].copy_from_slice(row);
         }
     }
-    remainders
+    saved
+}
+
+/// Members of open groups, of position p in slot `p % ratio` of `ratio - 1`, and zeros in the places that hold nothing of a text of
+/// `cached` tokens: on the device they may hold anything, NaN bits too.
+fn saved_remainders(model: &Model, words: &[u32], cached: usize) -> Vec<f32> {
+    let row = 2 * model.config.head_dim;
+    let (mut saved, mut words) = (vec![], words);
+    for layer in model.config.layers.iter().filter(|layer| layer.role == Role::Full && layer.ratio > 1) {
+        let remainder = model.layout.remainder(layer.ratio);
+        let (held, rest) = words.split_at(remainder.rows * row);
+        words = rest;
+        let open = cached / layer.ratio * layer.ratio;
+        for slot in 0..layer.ratio - 1 {
+            let member = |position: usize| &held[position % remainder.cycle * row..][..row];
+            match open + slot < cached {
+                true => saved.extend(member(open + slot).iter().map(|&word| f32::from_bits(word))),
+                false => saved.extend(vec![0.0; row]),
+            }
+        }
+    }
+    saved
+}
+
+impl Sequence {
+    /// Gives an empty sequence the remainders and rings of a text of `cached` tokens, as a [`Past`] has them.
+    pub fn upload_windows(&self, remainders: &[f32], rings: &[u32], cached: usize) {
+        let Model { gpu, config, layout, .. } = &**self.model();
+        let row = 2 * config.head_dim;
+        let mut members = remainders.chunks_exact(row);
+        for layer in config.layers.iter().filter(|layer| layer.role == Role::Full && layer.ratio > 1) {
+            let buffer = self.cache().remainders[layer.index].as_ref().expect("a layer with groups has a remainder");
+            let open = cached / layer.ratio * layer.ratio;
+            let held = members.by_ref().take(layer.ratio - 1);
+            for (position, member) in (open..).zip(held).take_while(|&(position, _)| position < cached) {
+                let at = position % layout.remainder(layer.ratio).cycle * row;
+                gpu.upload(buffer, 4 * at as u64, bytemuck::cast_slice(member));
+            }
+        }
+        self.upload_rings(&self.cache().rings, rings, cached);
+    }
+
+    fn upload_rings(&self, to: &[Buffer], rings: &[u32], cached: usize) {
+        let Model { gpu, config, layout, .. } = &**self.model();
+        let (window, row) = (config.sliding_window, layout.window_row);
+        for (ring, saved) in to.iter().zip(rings.chunks(window * row)) {
+            let mut words = vec![0; layout.ring_rows * row];
+            for position in cached.saturating_sub(window)..cached {
+                let key = &saved[position % window * row..][..row];
+                words[position % layout.ring_rows * row..][..row].copy_from_slice(key);
+            }
+            gpu.upload(ring, 0, bytemuck::cast_slice(&words));
+        }
+    }
 }

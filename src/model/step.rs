@@ -255,7 +255,7 @@ impl StepKernels {
                     y: &scratch.logits,
                     y_stride: layout.logits as u32,
                     y_offset: 0,
-                    last_row: layout.logit_rows == 1,
+                    last_row: !model.options.all_logits,
                 },
             )?,
             sample: Sample::new(
@@ -540,7 +540,7 @@ impl<'a> Builder<'a> {
                 gpu,
                 step,
                 config.head_dim,
-                config.sliding_window,
+                layout.ring_rows,
                 &scratch.chunk,
                 &self.cache.rings[plan.index],
             )?,
@@ -713,7 +713,7 @@ impl<'a> Builder<'a> {
         let keys = WindowKeys {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
-            slots: config.sliding_window,
+            slots: layout.ring_rows,
             block: false,
             eps: config.rms_norm_eps,
             down_stride: down.width,
@@ -740,6 +740,7 @@ impl<'a> Builder<'a> {
                 page,
                 table: &self.cache.table,
                 remainder: self.cache.remainders[plan.index].as_ref(),
+                spare: layout.spare,
             }),
             _ => None,
         };
@@ -793,7 +794,7 @@ impl<'a> Builder<'a> {
             head_dim: config.head_dim,
             rotary: config.qk_rope_head_dim,
             window: config.sliding_window,
-            slots: config.sliding_window,
+            slots: layout.ring_rows,
             block: false,
             groups: config.o_groups,
             up_stride: layout.up,

@@ -253,7 +253,7 @@ impl<'a> Reader<'a> {
         let cache = &self.sequence.cache;
         let keys: Vec<f32> = if t == 1 {
             let ring = words(gpu, &cache.rings[plan.index])?;
-            let slot = self.rows.position as usize % config.sliding_window;
+            let slot = self.rows.position as usize % layout.ring_rows;
             CacheFormat::Fp8.unpack(&ring[slot * layout.window_row..][..layout.window_row], d)
         } else {
             let chunk = words(gpu, &scratch.chunk)?;

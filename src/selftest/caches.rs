@@ -126,6 +126,7 @@ pub async fn cache_append(lab: &mut Lab<'_>, variant: &str) -> Result<Found> {
             page,
             table: &pages.table,
             remainder: Some(remainder),
+            spare: 0,
         };
         let mut kernel = CacheAppend::new(lab.gpu, &step, &keys, selects.then_some(&index), full.then_some(&entries))?;
         for slab in &pages.slabs {

@@ -314,19 +314,7 @@ impl Engine {
             _ if tokens.is_empty() => {}
             Some((remainders, rings)) if paged == kept as usize => {
                 let standing = Standing { cached: cached as usize, paged, floors, kept: paged, generator };
-                let mut remainders = bytemuck::cast_slice::<f32, u8>(remainders);
-                let mut rings = bytemuck::cast_slice::<u32, u8>(rings);
-                let cache = sequence.cache();
-                for (buffers, bytes) in [
-                    (cache.remainders.iter().flatten().collect::<Vec<_>>(), &mut remainders),
-                    (cache.rings.iter().collect(), &mut rings),
-                ] {
-                    for buffer in buffers {
-                        let (own, rest) = bytes.split_at(buffer.bytes() as usize);
-                        model.gpu().upload(buffer, 0, own);
-                        *bytes = rest;
-                    }
-                }
+                sequence.upload_windows(remainders, rings, standing.cached);
                 sequence.resume_exactly(tokens, pages, &standing);
             }
             _ => sequence.resume(tokens, pages, paged, generator),

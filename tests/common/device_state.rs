@@ -72,7 +72,7 @@ pub fn visible(sequence: &Sequence) -> BTreeMap<String, Vec<u8>> {
         let bytes = gpu.read_blocking(ring).unwrap();
         let floor = if index < config.decoder() { standing.floors.encoder } else { standing.floors.decoder };
         for position in (cached + 1).saturating_sub(window).max(floor)..cached {
-            let row = &bytes[position % window * 4 * layout.window_row..][..4 * layout.window_row];
+            let row = &bytes[position % layout.ring_rows * 4 * layout.window_row..][..4 * layout.window_row];
             state.insert(format!("key {index:02} {position:05}"), row.to_vec());
         }
     }
@@ -89,7 +89,7 @@ pub fn visible(sequence: &Sequence) -> BTreeMap<String, Vec<u8>> {
             let bytes = gpu.read_blocking(remainder).unwrap();
             for position in cached / layer.ratio * layer.ratio..cached {
                 let row = 8 * config.head_dim;
-                let slot = &bytes[position % layer.ratio * row..][..row];
+                let slot = &bytes[position % layout.remainder(layer.ratio).cycle * row..][..row];
                 state.insert(format!("member {:02} {position:05}", layer.index), slot.to_vec());
             }
         }

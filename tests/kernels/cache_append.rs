@@ -244,6 +244,7 @@ impl Layer {
                 page,
                 table: &pool.table,
                 remainder: remainder.as_ref(),
+                spare: 0,
             }),
         )
         .unwrap();
