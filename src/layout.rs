@@ -142,6 +142,8 @@ pub struct DraftLayout {
     pub gate: usize,
     /// Words of the tiles of (row, expert) pairs.
     pub tiles: usize,
+    /// Words of a row of the Markov head's embeddings.
+    pub markov: usize,
     /// Words of a row of what the stages are told of the text: `hidden_size` channels a target layer.
     pub features: usize,
 }
@@ -155,6 +157,7 @@ impl DraftLayout {
             parts,
             gate: stride4(dspark.n_routed_experts),
             tiles: group_rows::tiles_words(block as u32, parts as u32, experts) as usize,
+            markov: stride4(dspark.markov_rank),
             features: stride4(dspark.target_layer_ids.len() * config.hidden_size),
         }
     }

@@ -721,19 +721,19 @@ fn the_scheduler_does_not_look_ahead() {
     for round in 0..rounds {
         let first = Drafted::draw(&q, &sampling(round), 0).unwrap();
         let second = confidence(first.token);
-        let drafts = scheduler.begin();
-        let mut k = 0;
-        if drafts && scheduler.more(&[0.8]) {
-            k = if scheduler.more(&[0.8, second]) { 2 } else { 1 };
-        }
+        let plan = scheduler.begin();
+        let k = plan.as_ref().map_or(0, |plan| {
+            let mut outlook = plan.outlook();
+            [0.8, second].into_iter().take_while(|&confidence| outlook.more(confidence)).count()
+        });
         let (mut accepted, token) = outcome(round, (k > 0).then(|| first.clone()));
         let second_stands = sample::random_of(round, 7, 0) < (second as f64 * 2f64.powi(32)) as u32;
         accepted += (k == 2 && accepted == 1 && second_stands) as usize;
         a += (token == 0) as usize;
-        verified[k] += drafts as usize;
+        verified[k] += plan.is_some() as usize;
         // Without drafting a round would take long: drafting goes on.
-        let seconds = if drafts { cost(k) } else { 9.0 };
-        scheduler.end(Round { drafted: drafts, verified: k, accepted, seconds });
+        let seconds = Some(if plan.is_some() { cost(k) } else { 9.0 });
+        scheduler.end(plan.as_ref(), Round { verified: k, accepted, seconds });
 
         let tokens = [1.0, 1.8, 1.8 + 0.8 * second as f64];
         let best = (0..3).max_by(|&i, &j| (tokens[i] / cost(i)).total_cmp(&(tokens[j] / cost(j)))).unwrap();

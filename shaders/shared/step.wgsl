@@ -14,5 +14,7 @@ struct Step {
     encoder_floor: u32, // layers of the encoder see no window key below this position
     decoder_floor: u32, // the same for layers of the decoder
     kept: u32,        // tokens whose groups are in the pages already: entries that end below stay as they are
-    p3: u32, p4: u32, p5: u32,
+    limit: u32,       // rounds of drafting end when so many tokens are sampled
+    round: u32,       // rounds of drafting so far
+    p5: u32,
 }

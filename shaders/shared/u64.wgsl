@@ -20,6 +20,11 @@ fn u64_add(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return vec2(low, a.y + b.y + select(0u, 1u, low < a.x));
 }
 
+// a - b, for a >= b.
+fn u64_sub(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    return vec2(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
+
 fn u64_less(a: vec2<u32>, b: vec2<u32>) -> bool {
     return a.y < b.y || (a.y == b.y && a.x < b.x);
 }

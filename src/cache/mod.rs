@@ -10,7 +10,9 @@ pub use pool::{Page, PagePool};
 use crate::config::{Config, Role};
 use crate::gpu::{Buffer, Gpu, MemoryKind, Recording};
 use crate::kernels::cache_append::{PAGE_TOKENS, TABLE_PAGES};
+use crate::kernels::draft_begin::round_size;
 use crate::kernels::engram_gather::BEFORE_TEXT;
+use crate::kernels::verify::record_words;
 use crate::kernels::Step;
 use crate::layout::Layout;
 use crate::sampling::MAX_STOP_IDS;
@@ -20,6 +22,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Steps whose tokens the device keeps until the host has read them.
 pub const OUT_RING: usize = 32;
+
+/// Rounds of drafting whose records the device keeps until the host has read them.
+pub const ROUND_RING: usize = 4;
 
 /// The pages of a text, in order. Whoever has the list can share what is in it.
 #[derive(Debug, Clone, Default)]
@@ -53,7 +58,7 @@ pub struct Cache {
     pub tokens: Buffer,
     /// Raw ids before the step, newest first; one word at least.
     pub history: Buffer,
-    /// Ids that end the text.
+    /// Ids that end the text; a uniform for some kernels.
     pub stop_ids: Buffer,
     /// (OUT_RING, 2): sampled tokens and the status after them.
     pub out: Buffer,
@@ -76,6 +81,10 @@ pub struct DraftCache {
     pub step: Buffer,
     /// Ids of the block (B): the token that waits, then noise.
     pub tokens: Buffer,
+    /// What a round's kernels hand on: `shared/round.wgsl`.
+    pub round: Buffer,
+    /// (ROUND_RING, 4 + 1 + B): what rounds made.
+    pub out: Buffer,
     /// One a stage, as those of the layers.
     pub rings: Vec<Buffer>,
 }
@@ -86,7 +95,7 @@ pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(MemoryKind, usize)
         (MemoryKind::Params, std::mem::size_of::<Step>() / 4),
         (MemoryKind::Cache, layout.rows),
         (MemoryKind::Cache, history(config).max(1)),
-        (MemoryKind::Cache, MAX_STOP_IDS),
+        (MemoryKind::Params, MAX_STOP_IDS),
         (MemoryKind::Cache, 2 * OUT_RING),
         (MemoryKind::Params, TABLE_PAGES),
     ];
@@ -97,7 +106,12 @@ pub(crate) fn words(config: &Config, layout: &Layout) -> Vec<(MemoryKind, usize)
         }
     }
     if let Some((dspark, draft)) = config.dspark.as_ref().zip(layout.draft.as_ref()) {
-        list.extend([(MemoryKind::Params, std::mem::size_of::<Step>() / 4), (MemoryKind::Cache, draft.block)]);
+        list.extend([
+            (MemoryKind::Params, std::mem::size_of::<Step>() / 4),
+            (MemoryKind::Cache, draft.block),
+            (MemoryKind::Cache, round_size(draft.block)),
+            (MemoryKind::Cache, ROUND_RING * record_words(draft.block)),
+        ]);
         list.extend((0..dspark.stages).map(|_| (MemoryKind::Cache, layout.ring_rows * layout.window_row)));
     }
     list
@@ -141,8 +155,9 @@ impl Cache {
         let draft = match config.dspark.as_ref().filter(|_| layout.draft.is_some()) {
             Some(dspark) => {
                 let (step, tokens) = (next("draft step")?, next("drafted block")?);
+                let (round, out) = (next("round of drafting")?, next("records of rounds")?);
                 let ring = |stage| next(&format!("window ring of draft stage {stage}"));
-                Some(DraftCache { step, tokens, rings: (0..dspark.stages).map(ring).collect::<Result<_>>()? })
+                Some(DraftCache { step, tokens, round, out, rings: (0..dspark.stages).map(ring).collect::<Result<_>>()? })
             }
             None => None,
         };

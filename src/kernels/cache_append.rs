@@ -380,8 +380,9 @@ impl CacheAppend {
     }
 
     /// For the `rows` rows from `position` on. On a Full layer the groups that end among them, but for those below the step's `kept`,
-    /// get their entries where their pages lie in slab `slab`; other layers need none.
-    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, jobs: Jobs, slab: usize) {
+    /// get their entries where their pages lie in one of `slabs`; other layers need none.
+    /// Each of the slabs is a dispatch; rows that may have several are no more than the remainder has room for.
+    pub fn record(&self, recording: &mut Recording, position: u32, rows: u32, jobs: Jobs, slabs: &[usize]) {
         let entry = u32::from(self.full);
         let jobs = match jobs {
             Jobs::All => self.jobs,
@@ -391,7 +392,15 @@ impl CacheAppend {
         // The remainder is read by the step that completes a group of earlier tokens.
         let begun = position % self.ratio;
         let cache = if begun > 0 && begun + rows >= self.ratio { self.remainder } else { 0 };
-        let bound = &self.bound[if self.full { slab } else { 0 }];
-        recording.dispatch(bound, [rows, jobs, 1], Traffic { weights: self.constants, cache });
+        let mut dispatch = |slab: usize, jobs| {
+            recording.dispatch(&self.bound[slab], [rows, jobs, 1], Traffic { weights: self.constants, cache });
+        };
+        match slabs {
+            [first, others @ ..] if self.full => {
+                dispatch(*first, jobs);
+                others.iter().for_each(|&slab| dispatch(slab, entry));
+            }
+            _ => dispatch(0, jobs),
+        }
     }
 }

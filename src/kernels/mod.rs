@@ -4,6 +4,8 @@
 pub mod attend;
 pub mod boundary;
 pub mod cache_append;
+pub mod draft_begin;
+pub mod draft_pick;
 pub mod embed;
 pub mod engram_gate;
 pub mod engram_gather;
@@ -21,6 +23,7 @@ pub mod select_merge;
 pub mod selector;
 pub mod tap;
 pub mod tiling;
+pub mod verify;
 
 use crate::gpu::Layout;
 
@@ -55,10 +58,10 @@ pub struct Step {
     pub decoder_floor: u32,
     /// Tokens whose groups are in the pages already: an entry whose last token lies below stays as it is.
     pub kept: u32,
-    /// Reserved.
-    pub p3: u32,
-    /// Reserved.
-    pub p4: u32,
+    /// Rounds of drafting end when so many tokens are sampled.
+    pub limit: u32,
+    /// Rounds of drafting since the last reset.
+    pub round: u32,
     /// Reserved.
     pub p5: u32,
 }
@@ -82,8 +85,8 @@ pub fn layouts() -> Vec<Layout> {
             encoder_floor,
             decoder_floor,
             kept,
-            p3,
-            p4,
+            limit,
+            round,
             p5
         }
     )];
@@ -109,6 +112,9 @@ pub fn layouts() -> Vec<Layout> {
         engram_gate::mix_layout(),
         sample::layout(),
         tap::layout(),
+        draft_begin::layout(),
+        draft_pick::layout(),
+        verify::layout(),
         index_score::layout(),
         select::layout(),
         select_merge::layout(),

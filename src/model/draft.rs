@@ -3,19 +3,23 @@
 //! The kernels are those of the layers, on a step of the block's own. All rows of a block see each other and the window before it;
 //! what they see of the text lies in rings of the stages, and what they add of themselves only in the chunk.
 
+use super::generation::Made;
 use super::step::{Builder, ExpertKernels, Experts};
 use super::weights::{stage_plan, Layer};
 use super::{Model, Sequence};
-use crate::cache::{Cache, DraftCache};
+use crate::cache::{history, DraftCache, ROUND_RING};
 use crate::config::DsparkConfig;
 use crate::gpu::Recording;
 use crate::kernels::attend::{Attend, Window};
 use crate::kernels::boundary::{Boundary, Place};
 use crate::kernels::cache_append::{CacheAppend, Jobs, WindowKeys};
+use crate::kernels::draft_begin::DraftBegin;
+use crate::kernels::draft_pick::{self, DraftPick};
 use crate::kernels::embed::Embed;
-use crate::kernels::linear::Linear;
+use crate::kernels::linear::{Linear, LinearIo};
 use crate::kernels::ring_commit::RingCommit;
 use crate::kernels::tap::{self, Tap};
+use crate::kernels::verify::{self, record_words, Verify};
 use crate::kernels::Step;
 use crate::layout::DownRow;
 use crate::reading::Depth;
@@ -136,7 +140,7 @@ impl ListenKernels {
         self.main.record(recording, rows);
         for stage in &self.stages {
             stage.key.record(recording, rows);
-            stage.append.record(recording, position, rows, Jobs::All, 0);
+            stage.append.record(recording, position, rows, Jobs::All, &[]);
             stage.commit.record(recording, rows);
         }
     }
@@ -150,6 +154,14 @@ pub(super) struct DraftKernels {
     last_boundary: Boundary,
     head: Linear,
     rows: u32,
+    begin: DraftBegin,
+    /// The Markov head: embeddings of the tokens before the places, and what it makes of each.
+    markov_embed: Embed,
+    markov: Vec<Linear>,
+    pick: DraftPick,
+    /// The model's head, for all rows of a round.
+    model_head: Linear,
+    verify: Verify,
 }
 
 impl DraftKernels {
@@ -157,7 +169,8 @@ impl DraftKernels {
     ///
     /// # Errors
     /// The device's.
-    pub fn new(model: &Model, cache: &Cache) -> Result<Option<Self>> {
+    pub fn new(text: &Builder<'_>) -> Result<Option<Self>> {
+        let (model, cache) = (text.model, text.cache);
         let Model { gpu, config, layout, weights, scratch, .. } = model;
         let parts =
             config.dspark.as_ref().zip(layout.draft.as_ref()).zip(weights.draft.as_ref()).zip(cache.draft.as_ref());
@@ -166,7 +179,87 @@ impl DraftKernels {
         let stages = (0..dspark.stages).map(|stage| Self::stage(&builder, dspark, block, stage));
         let stages = stages.collect::<Result<Vec<_>>>()?;
         let mix_const = (&draft.stages[dspark.stages - 1].mixes[1].constants).into();
+        let (logits, confidence) = (layout.logits as u32, &draft.confidence);
+        let [block_size, vocabulary] = [sizes.block as u32, config.vocab_size as u32];
+        let markov = |place: usize| {
+            let io = LinearIo {
+                step: &cache.step,
+                x: &scratch.markov_rows,
+                x_stride: sizes.markov as u32,
+                x_offset: 0,
+                norm: None,
+                y: &scratch.markov,
+                y_stride: logits,
+                y_offset: place as u32 * logits,
+                last_row: true,
+            };
+            Linear::new(gpu, &draft.markov, &io)
+        };
+        let [base, said, round] = [&scratch.draft_logits, &scratch.markov, &block.round];
         Ok(Some(Self {
+            begin: DraftBegin::new(
+                gpu,
+                sizes.block,
+                [&cache.step, &cache.tokens],
+                round,
+                [&block.step, &block.tokens],
+            )?,
+            markov_embed: Embed::new(
+                gpu,
+                &draft.markov_embed,
+                &cache.step,
+                &cache.tokens,
+                &scratch.markov_rows,
+                1,
+            )?,
+            markov: (0..sizes.block).map(markov).collect::<Result<_>>()?,
+            pick: DraftPick::new(
+                gpu,
+                &draft_pick::Dims {
+                    block: block_size,
+                    vocabulary,
+                    stride: logits,
+                    hidden: config.hidden_size as u32,
+                    rank: dspark.markov_rank as u32,
+                },
+                &draft_pick::Buffers {
+                    base,
+                    markov: said,
+                    raw: &scratch.x,
+                    embeddings: &scratch.markov_rows,
+                    confidence,
+                    step: &cache.step,
+                    tokens: &cache.tokens,
+                    round,
+                },
+            )?,
+            model_head: text.linear(
+                &weights.head,
+                (&scratch.x, layout.hidden),
+                Some(&weights.norm),
+                (&scratch.logits, layout.logits),
+            )?,
+            verify: Verify::new(
+                gpu,
+                &verify::Dims {
+                    block: block_size,
+                    vocabulary,
+                    stride: logits,
+                    ring: ROUND_RING as u32,
+                    history: history(config) as u32,
+                },
+                &verify::Buffers {
+                    logits: &scratch.logits,
+                    base,
+                    markov: said,
+                    step: &cache.step,
+                    tokens: &cache.tokens,
+                    history: &cache.history,
+                    stop_ids: &cache.stop_ids,
+                    round,
+                    out: &block.out,
+                },
+            )?,
             embed: Embed::new(
                 gpu,
                 &weights.embed,
@@ -272,16 +365,37 @@ impl DraftKernels {
         })
     }
 
+    /// Records the drafting of a round at `position` or before: the block, then the tokens of its first `places`, one after the
+    /// other.
+    pub fn record(&self, recording: &mut Recording, position: u32, floor: u32, places: usize) {
+        if places == 0 {
+            return;
+        }
+        self.begin.record(recording);
+        self.record_block(recording, position, floor);
+        for place in 0..places {
+            self.markov_embed.record(recording, place as u32 + 1);
+            self.markov[place].record(recording, place as u32 + 1);
+            self.pick.record(recording, place);
+        }
+    }
+
+    /// Records what comes of a round's `rows` rows: their logits, which of the drafted tokens stand, and the token after them.
+    pub fn record_verdict(&self, recording: &mut Recording, rows: u32) {
+        self.model_head.record(recording, rows);
+        self.verify.record(recording, rows);
+    }
+
     /// Records the block at `position`, whose rows see nothing of the text below `floor`: its logits without what the Markov head
     /// adds, in `draft_logits`, and the residuals before the last norm, in `x`.
-    pub fn record(&self, recording: &mut Recording, position: u32, floor: u32) {
+    pub fn record_block(&self, recording: &mut Recording, position: u32, floor: u32) {
         let rows = self.rows;
         self.embed.record(recording, rows);
         for stage in &self.stages {
             stage.attention_boundary.record(recording, rows);
             stage.down.record(recording, rows);
             stage.up.record(recording, rows);
-            stage.append.record(recording, position, rows, Jobs::All, 0);
+            stage.append.record(recording, position, rows, Jobs::All, &[]);
             stage.attend.record(recording, position, rows, floor);
             stage.attention_a.record(recording, rows);
             stage.attention_b.record(recording, rows);
@@ -295,6 +409,43 @@ impl DraftKernels {
 }
 
 impl Sequence {
+    /// Lowest position whose keys a block behind the text would see.
+    #[doc(hidden)]
+    pub fn draft_floor(&self) -> usize {
+        self.draft_floor
+    }
+
+    /// Reads the token that waits and `drafted` ones, and puts what the model makes of them behind the text: the drafted tokens that
+    /// are its best, and one more. Returns them.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// When the draft stages are not loaded, or the windows are not those of the text.
+    #[doc(hidden)]
+    pub async fn trace_verify(&mut self, drafted: &[u32]) -> Result<Vec<u32>> {
+        self.settle_async().await?;
+        assert!(self.has_windows() && self.cached + 1 == self.tokens.len(), "a token waits");
+        let model = self.model.clone();
+        self.own_pages(self.cached..self.cached + 1 + drafted.len()).await?;
+        let step = Step { limit: u32::MAX, ..Step::default() };
+        let mut rows = self.send_rows(1, step).await?;
+        rows.count += drafted.len() as u32;
+        let draft = self.cache.draft.as_ref().expect("the draft stages are loaded");
+        model.gpu.upload(&self.cache.step, std::mem::offset_of!(Step, rows) as u64, bytemuck::bytes_of(&rows.count));
+        model.gpu.upload(&self.cache.tokens, 4, bytemuck::cast_slice(drafted));
+        let mut recording = Recording::new();
+        self.kernels.record(&mut recording, &self.cache, rows, Depth::all(&model.config), false, &mut ())?;
+        self.kernels.record_verdict(&mut recording, rows.count);
+        model.gpu.submit(recording)?;
+        let bytes = model.gpu.read_range(&draft.out, 0, 4 * record_words(model.block_size()) as u64).await?;
+        let made = Made::of(&bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&bytes));
+        self.cached += made.rows();
+        self.tokens.extend(&made.tokens);
+        Ok(made.tokens)
+    }
+
     /// Drafts the block behind `anchor` at `position`, each stage seeing the window of `keys` (packed, the last of them of the position
     /// before) that is given for it. Returns the logits (B, V) before the Markov head, and the residuals (B, h) before the last norm.
     ///
@@ -326,7 +477,7 @@ impl Sequence {
         gpu.upload(&cache.step, 0, bytemuck::bytes_of(&step));
         gpu.upload(&cache.tokens, 0, bytemuck::cast_slice(&tokens));
         let mut recording = Recording::new();
-        kernels.record(&mut recording, position as u32, floor as u32);
+        kernels.record_block(&mut recording, position as u32, floor as u32);
         gpu.submit(recording)?;
         let logits = gpu.read_range(&scratch.draft_logits, 0, 4 * (sizes.block * layout.logits) as u64).await?;
         let residuals = gpu.read_range(&scratch.x, 0, 4 * (sizes.block * layout.hidden) as u64).await?;

@@ -3,6 +3,7 @@
 
 mod draft;
 mod figures;
+mod generation;
 mod moment;
 pub mod pack;
 mod plan;
@@ -16,9 +17,10 @@ pub mod weights;
 
 pub use crate::layout::Options;
 pub use figures::{Attention, LayerAttention, Ngrams};
+pub use generation::{Finish, Generation};
 pub use moment::{Moment, Past};
 pub use plan::MemoryPlan;
-pub use sequence::{Finish, Generation, Progress, Sequence, Standing};
+pub use sequence::{Progress, Sequence, Standing};
 pub use step::LayerRows;
 
 use crate::cache::PagePool;
@@ -117,6 +119,11 @@ impl Model {
     /// Device memory of the model with one sequence, by kind.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    /// Tokens of a drafted block; 0 where the draft stages are not loaded.
+    pub fn block_size(&self) -> usize {
+        self.layout.draft.as_ref().map_or(0, |draft| draft.block)
     }
 
     /// Pages of all texts.

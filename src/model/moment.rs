@@ -1,21 +1,15 @@
 //! A text as the device has it at one moment: what a save writes, while the text goes on.
 
-use super::sequence::{Sequence, Standing, NON_FINITE, STOPPED};
+use super::generation::{Ahead, Made, NON_FINITE, STOPPED};
+use super::sequence::{Sequence, Standing};
 use super::Model;
-use crate::cache::{history_before, Page, OUT_RING};
+use crate::cache::{history_before, Page, OUT_RING, ROUND_RING};
 use crate::config::Role;
 use crate::gpu::{Buffer, Copied};
+use crate::kernels::verify::record_words;
 use crate::layout::{Layout, PAGE_TOKENS};
 use crate::Result;
 use std::sync::Arc;
-
-/// Steps of a generation that were sent and whose tokens the host does not know yet.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Ahead {
-    /// Slot of the first in the ring of sampled tokens.
-    pub slot: usize,
-    pub steps: usize,
-}
 
 /// A text after all steps that were sent when it was taken. It owns what it needs: complete pages are shared, and whoever
 /// writes to one later takes a copy of its own first; what every step changes is copied on the device, in the order of
@@ -29,6 +23,8 @@ pub struct Moment {
     ahead: Ahead,
     /// Complete ones, if no step ahead has ended the text.
     pages: Vec<Page>,
+    /// Whether another has begun.
+    has_begun: bool,
     /// Remainders and rings, as far as they are those of the text.
     windows: Option<Windows>,
     /// The page that has begun, the tokens ahead, then the windows.
@@ -74,7 +70,7 @@ impl Sequence {
     pub async fn moment_async(&mut self, rings: bool) -> Result<Moment> {
         self.settle_reading().await?;
         let (model, standing, ahead) = (self.model().clone(), self.standing(), self.ahead());
-        let paged = standing.kept.max(standing.cached + ahead.steps);
+        let paged = most_paged(&model, &standing, ahead);
         let held = if model.pool.layout().page_words > 0 { paged / PAGE_TOKENS } else { 0 };
         let pages = self.pages().prefix(paged);
         let mut parts = vec![];
@@ -90,6 +86,9 @@ impl Sequence {
         if ahead.steps > 0 {
             parts.push(whole(&cache.out));
         }
+        if let Some(draft) = cache.draft.as_ref().filter(|_| ahead.rounds > 0) {
+            parts.push(whole(&draft.out));
+        }
         let mut windows = None;
         if self.has_windows() {
             let remainders: Vec<_> = cache.remainders.iter().flatten().map(whole).collect();
@@ -101,7 +100,8 @@ impl Sequence {
         parts.retain(|(.., bytes)| *bytes > 0);
         let copy = if parts.is_empty() { None } else { Some(model.gpu.copy_out(&parts)?) };
         let pages = pages[..held].to_vec();
-        Ok(Moment { model, tokens: self.tokens().to_vec(), standing, ahead, pages, windows, copy })
+        let has_begun = begun.is_some();
+        Ok(Moment { model, tokens: self.tokens().to_vec(), standing, ahead, pages, has_begun, windows, copy })
     }
 }
 
@@ -111,7 +111,7 @@ impl Moment {
     /// # Errors
     /// The device's.
     pub async fn past(self) -> Result<Past> {
-        let Self { model, mut tokens, mut standing, ahead, mut pages, windows, copy } = self;
+        let Self { model, mut tokens, mut standing, ahead, mut pages, has_begun, windows, copy } = self;
         let bytes = match copy {
             Some(copy) => copy.bytes(&model.gpu).await?,
             None => vec![],
@@ -123,10 +123,13 @@ impl Moment {
             taken
         };
         let page_words = model.pool.layout().page_words;
-        let paged = standing.kept.max(standing.cached + ahead.steps);
-        let mut begun = (page_words > 0 && paged % PAGE_TOKENS > 0).then(|| take(page_words).to_vec());
+        let mut begun = has_begun.then(|| take(page_words).to_vec());
         if ahead.steps > 0 {
             read_ahead(take(2 * OUT_RING), ahead, &mut tokens, &mut standing);
+        }
+        if ahead.rounds > 0 {
+            let words = record_words(model.block_size());
+            read_rounds(take(ROUND_RING * words), words, ahead, &mut tokens, &mut standing);
         }
         let windows = windows.map(|Windows { remainders, rings }| {
             let remainders = saved_remainders(&model, take(remainders / 4), standing.cached);
@@ -164,6 +167,24 @@ fn read_ahead(out: &[u32], ahead: Ahead, tokens: &mut Vec<u32>, standing: &mut S
             break;
         }
     }
+}
+
+/// What the rounds ahead made.
+fn read_rounds(out: &[u32], words: usize, ahead: Ahead, tokens: &mut Vec<u32>, standing: &mut Standing) {
+    for round in 0..ahead.rounds {
+        let made = Made::of(&out[(ahead.slot + round) % ROUND_RING * words..][..words]);
+        standing.cached += made.rows();
+        standing.generator.drawn = standing.generator.drawn.wrapping_add(made.tokens.len() as u32);
+        tokens.extend(&made.tokens);
+        if made.status != 0 {
+            break;
+        }
+    }
+}
+
+/// Tokens whose groups may be in the pages once what is ahead is done.
+fn most_paged(model: &Model, standing: &Standing, ahead: Ahead) -> usize {
+    standing.kept.max(standing.cached + ahead.steps + ahead.rounds * (1 + model.block_size()))
 }
 
 /// Zeroes what a page with `tokens` tokens holds beyond them: another text's leftovers.

@@ -6,6 +6,7 @@ use crate::cache;
 use crate::checkpoint::layout::expected;
 use crate::config::{Config, Role};
 use crate::gpu::{Buffer, MemoryKind, SHADERS};
+use crate::kernels::verify::record_words;
 use crate::layout::{selects, Layout, Options};
 use crate::{Error, Result};
 use serde::Serialize;
@@ -15,6 +16,12 @@ use std::collections::{BTreeMap, HashMap};
 pub(super) const READBACK_SLOTS: usize = 4;
 /// Tokens that come back together.
 pub(super) const READBACK_TOKENS: usize = 4;
+
+/// Bytes of a slot of a sequence's readback ring: sampled tokens, or the record of a round of drafting.
+pub(super) fn readback_bytes(layout: &Layout) -> u64 {
+    let round = layout.draft.as_ref().map_or(0, |draft| 4 * record_words(draft.block));
+    (8 * READBACK_TOKENS).max(round) as u64
+}
 
 /// Bytes on the device of a model with one sequence. What is allocated is this, to the byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,7 +55,7 @@ impl MemoryPlan {
             slab: bytes(layout.pool.slab_words()),
             scratch: scratch::words(config, layout).iter().map(|&(_, words)| bytes(words)).sum(),
             params: of(MemoryKind::Params) + uniforms(config, weights) + layout.tiling.uniform_bytes(),
-            readback: READBACK_SLOTS as u64 * Buffer::allocated(8 * READBACK_TOKENS as u64),
+            readback: READBACK_SLOTS as u64 * Buffer::allocated(readback_bytes(layout)),
         }
     }
 
@@ -106,7 +113,9 @@ fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
     let slices = weights.slices();
     let layers = config.layers.len();
     let stages = weights.stages();
-    let taps = config.dspark.as_ref().filter(|_| stages > 0).map_or(0, |dspark| dspark.target_layer_ids.len());
+    let dspark = config.dspark.as_ref().filter(|_| stages > 0);
+    let taps = dspark.map_or(0, |dspark| dspark.target_layer_ids.len());
+    let block = dspark.map_or(0, |dspark| dspark.block_size);
     // A Full layer without remainder binds an empty buffer in its place.
     let placeholders = config.layers.iter().filter(|layer| layer.role == Role::Full && layer.ratio == 1).count();
     let selecting = config.layers.iter().filter(|layer| selects(layer)).count();
@@ -115,7 +124,10 @@ fn uniforms(config: &Config, weights: &WeightPlan) -> u64 {
         ("engram_gather", slices.tables),
         ("engram_gate", config.layers.iter().filter(|layer| layer.engram.is_some()).count()),
         ("boundary", 2 * layers + 1 + if stages > 0 { 2 * stages + 1 } else { 0 }),
-        ("linear", slices.linear + slices.parts),
+        ("linear", slices.linear + slices.parts + block * slices.markov),
+        ("draft_begin", block.min(1)),
+        ("draft_pick", block),
+        ("verify", block.min(1)),
         // Of a stage, once for a block and once for the text.
         ("cache_append", layers + 2 * stages),
         ("tap", taps),

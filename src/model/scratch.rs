@@ -126,4 +126,8 @@ scratch! {
     main: |s| if s.layout.draft.is_some() { s.rows * s.layout.hidden } else { 0 },
     /// (B, V): those of a drafted block, before what the token before says.
     draft_logits: |s| s.most(0, |draft| draft.block) * s.layout.logits,
+    /// (B, V): what it says, by place.
+    markov: |s| s.most(0, |draft| draft.block) * s.layout.logits,
+    /// (B, r): the Markov head's embeddings of the tokens before the places.
+    markov_rows: |s| s.most(0, |draft| draft.block * draft.markov),
 }

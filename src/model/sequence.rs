@@ -1,44 +1,25 @@
-//! A text on the device: reads tokens, makes tokens, goes back.
-//!
-//! Making a token is one submission. The host records steps ahead of the device and takes sampled ids back in batches; it
-//! never waits for the step that it has just sent.
+//! A text on the device: reads tokens, goes back, is copied. How it makes tokens is in [`generation`](super::generation).
 
-use super::moment::Ahead;
-use super::plan::{READBACK_SLOTS, READBACK_TOKENS};
+use super::generation::{Generation, Run};
+use super::plan::{readback_bytes, READBACK_SLOTS};
 use super::step::{LayerRows, Rows, StepKernels};
 use super::{Model, POISON};
-use crate::cache::{history_before, Cache, Page, Pages, OUT_RING};
+use crate::cache::{history_before, Cache, Page, Pages};
 use crate::gpu::{Gpu, ReadbackRing, Recording};
 use crate::kernels::Step;
 use crate::layout::PAGE_TOKENS;
 use crate::reading::{Depth, Floors, Prefill, Reading, Replay};
-use crate::reference::sequence::{check_room, check_tokens};
+use crate::reference::sequence::check_tokens;
 use crate::sampling::{Generator, Request};
+use crate::spec::{Draft, Scheduler};
 use crate::{Error, Result};
-use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-/// Status of a sampled token's record (see `sample.wgsl`).
-pub(super) const STOPPED: u32 = 1;
-pub(super) const NON_FINITE: u32 = 2;
-
-/// Steps that may be on their way: enough to keep the device busy while the host reads, few enough to stop soon.
-const AHEAD: usize = 2 * READBACK_TOKENS;
-
-/// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop id was sampled.
-    Stop,
-    /// `max_tokens` were made.
-    Length,
-}
-
 /// What of the state besides the pages is that of the tokens read so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Windows {
+pub(super) enum Windows {
     /// All of it.
     Ready,
     /// The encoder's: a bounded or exact reading ended early.
@@ -56,22 +37,26 @@ pub struct Sequence {
     pub(super) model: Arc<Model>,
     pub(super) cache: Cache,
     pub(super) kernels: StepKernels,
-    readback: ReadbackRing,
+    pub(super) readback: ReadbackRing,
     /// The whole text.
     pub(super) tokens: Vec<u32>,
     /// Tokens of it that are in the cache; the rest, one at most between two calls, is read by the next step.
     pub(super) cached: usize,
     /// Tokens whose groups were in the pages when the windows were last rebuilt: those entries are not written again.
     kept: usize,
-    floors: Floors,
-    windows: Windows,
-    generator: Generator,
+    pub(super) floors: Floors,
+    pub(super) windows: Windows,
+    pub(super) generator: Generator,
+    /// When to draft.
+    pub(super) scheduler: Scheduler,
+    /// Lowest position whose keys drafted blocks may see.
+    pub(super) draft_floor: usize,
     replayed: usize,
     /// Number of the step that was sent last, if it makes a token.
     pub(super) looked: Option<u64>,
     /// What was before a reading that has not ended.
     reading: Option<Before>,
-    run: Option<Run>,
+    pub(super) run: Option<Run>,
 }
 
 /// A text before a reading.
@@ -81,29 +66,6 @@ struct Before {
     cached: usize,
     floors: Floors,
     windows: Windows,
-}
-
-/// A generation in progress.
-#[derive(Debug)]
-struct Run {
-    max_tokens: usize,
-    /// Tokens drawn before it.
-    drawn: u32,
-    /// Steps sent, and tokens that came back.
-    submitted: usize,
-    received: usize,
-    /// Steps covered by the readbacks recorded so far.
-    covered: usize,
-    /// Arrived and not taken.
-    ready: VecDeque<u32>,
-    finish: Option<Finish>,
-}
-
-impl Run {
-    /// Slot of the first step that no readback covers, and how many steps that are: they never wrap.
-    fn uncovered(&self) -> (usize, usize) {
-        ((self.drawn as usize + self.covered) % OUT_RING, self.submitted - self.covered)
-    }
 }
 
 /// What a sequence knows besides rings, remainders and pages: with those it can be made again.
@@ -134,7 +96,7 @@ impl Sequence {
             model.scratch.poison(gpu, POISON);
         }
         let kernels = StepKernels::new(&model, &cache)?;
-        let readback = ReadbackRing::new(gpu, READBACK_SLOTS, 8 * READBACK_TOKENS as u64)?;
+        let readback = ReadbackRing::new(gpu, READBACK_SLOTS, readback_bytes(&model.layout))?;
         Ok(Self {
             cache,
             kernels,
@@ -145,6 +107,8 @@ impl Sequence {
             floors: Floors::default(),
             windows: Windows::Ready,
             generator: Generator::default(),
+            scheduler: Scheduler::new(Draft::Off, model.block_size()),
+            draft_floor: 0,
             replayed: 0,
             looked: None,
             reading: None,
@@ -210,14 +174,6 @@ impl Sequence {
         history_before(&self.model.config, &self.tokens[..self.cached])
     }
 
-    /// Steps that a generation has sent and that the host knows nothing of yet.
-    pub(super) fn ahead(&self) -> Ahead {
-        self.run.as_ref().filter(|run| run.finish.is_none()).map_or(Ahead::default(), |run| Ahead {
-            slot: (run.drawn as usize + run.received) % OUT_RING,
-            steps: run.submitted - run.received,
-        })
-    }
-
     /// Whether rings and remainders are those of the text.
     pub fn has_windows(&self) -> bool {
         self.windows == Windows::Ready
@@ -250,6 +206,7 @@ impl Sequence {
         self.tokens.clear();
         (self.cached, self.kept, self.floors, self.windows) = (0, 0, Floors::default(), Windows::Ready);
         self.generator = Generator::default();
+        self.draft_floor = 0;
         Ok(())
     }
 
@@ -294,6 +251,7 @@ impl Sequence {
             return Err(Error::Stopped { read: self.tokens.len() - before, of: tokens.len() });
         }
         self.reading = None;
+        self.draft_floor = self.draft_floor.max(self.first_remembered());
         Ok(())
     }
 
@@ -349,6 +307,7 @@ impl Sequence {
         fork.tokens.clone_from(&self.tokens);
         (fork.cached, fork.kept, fork.floors) = (self.cached, self.kept, self.floors);
         (fork.windows, fork.generator) = (self.windows, self.generator);
+        (fork.scheduler, fork.draft_floor) = (self.scheduler.clone(), self.draft_floor);
         Ok(fork)
     }
 
@@ -372,6 +331,7 @@ impl Sequence {
         self.resume(tokens, pages, standing.paged, standing.generator);
         (self.cached, self.kept, self.floors) = (standing.cached, standing.kept, standing.floors);
         self.windows = Windows::Ready;
+        self.draft_floor = self.cached;
     }
 
     /// Rebuilds windows that are missing, so that the next call reads new text only.
@@ -388,7 +348,7 @@ impl Sequence {
 
     /// Computes rings, remainders and n-gram history again, for the whole text but its last token, which waits. Tokens whose
     /// groups are not in the pages are read for the first time.
-    async fn rebuild(&mut self, replay: Replay) -> Result<()> {
+    pub(super) async fn rebuild(&mut self, replay: Replay) -> Result<()> {
         let model = self.model.clone();
         let (length, kept) = (self.tokens.len(), self.paged().min(self.tokens.len()));
         if length == 0 {
@@ -413,7 +373,13 @@ impl Sequence {
         self.replayed += kept.min(length - 1).saturating_sub(self.cached);
         self.read(&reading, Windows::Lost, &mut |_| ControlFlow::Continue(())).await?;
         self.cached = length - 1;
+        self.draft_floor = self.first_remembered();
         Ok(())
+    }
+
+    /// The first token of the text that a reading leaves a draft key of.
+    fn first_remembered(&self) -> usize {
+        self.tokens.len().saturating_sub(self.model.config.sliding_window)
     }
 
     /// Runs the rows of a reading; `left` is what is left of the windows when it ends early. False when `progress` ended it.
@@ -475,7 +441,7 @@ impl Sequence {
             |position: usize| self.cache.pages.with(|pages| pages.get(position / PAGE_TOKENS).map_or(0, Page::slab));
         let first = slab(start);
         let count = (1..most).find(|&row| slab(start + row) != first).unwrap_or(most);
-        let rows = Rows { position: start as u32, count: count as u32, floors: self.floors };
+        let rows = Rows { position: start as u32, slack: 0, count: count as u32, floors: self.floors, listen: true };
         let step = Step {
             position: rows.position,
             rows: rows.count,
@@ -491,7 +457,7 @@ impl Sequence {
     }
 
     /// Pages for the tokens at `positions`, and kernels that know their slabs.
-    async fn own_pages(&mut self, positions: Range<usize>) -> Result<()> {
+    pub(super) async fn own_pages(&mut self, positions: Range<usize>) -> Result<()> {
         let Model { gpu, pool, .. } = &*self.model;
         if pool.layout().page_words > 0 {
             let positions = positions.start.max(self.kept)..positions.end.max(self.kept);
@@ -499,118 +465,6 @@ impl Sequence {
             self.cache.own_pages(gpu, pool, positions)?;
         }
         self.kernels.know_slabs(pool)
-    }
-
-    /// Begins to make tokens. Tokens that are made and not taken are part of the text all the same. Draws go on where an earlier
-    /// generation with the same seed left off.
-    ///
-    /// # Errors
-    /// [`Error::Setting`], [`Error::TokenId`]; [`Error::EmptyPrompt`] for an empty text; [`Error::Context`] when the text would
-    /// grow too long; the device's errors. The text is as before.
-    pub async fn generate_async(&mut self, request: &Request) -> Result<Generation<'_>> {
-        self.settle_async().await?;
-        let model = self.model.clone();
-        let Model { gpu, config, layout, .. } = &*model;
-        request.validate(config.vocab_size)?;
-        if self.tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        check_room(self.tokens.len(), request.max_tokens, layout.context)?;
-        if self.windows != Windows::Ready || self.cached == self.tokens.len() {
-            self.rebuild(Replay::Bounded).await?;
-        }
-        let sampling = &request.sampling;
-        self.generator = self.generator.with_seed(sampling.seed);
-        let step = Step {
-            sampled: self.generator.drawn,
-            seed_lo: sampling.seed as u32,
-            seed_hi: (sampling.seed >> 32) as u32,
-            top_k: sampling.top_k,
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            stop_count: request.stop_ids.len() as u32,
-            ..Step::default()
-        };
-        gpu.upload(&self.cache.stop_ids, 0, bytemuck::cast_slice(&request.stop_ids));
-        self.send_rows(1, step).await?;
-        self.run = Some(Run {
-            max_tokens: request.max_tokens,
-            drawn: self.generator.drawn,
-            submitted: 0,
-            received: 0,
-            covered: 0,
-            ready: VecDeque::new(),
-            finish: None,
-        });
-        Ok(Generation { sequence: self })
-    }
-
-    /// The generation that was begun last and that nothing has ended.
-    pub fn generation(&mut self) -> Option<Generation<'_>> {
-        self.run.is_some().then_some(Generation { sequence: self })
-    }
-
-    /// Sends the next step of a run: one token, one submission.
-    async fn send_step(&mut self) -> Result<()> {
-        let run = self.run.as_ref().expect("a run is in progress");
-        let position = self.cached + run.submitted - run.received;
-        self.own_pages(position..position + 1).await?;
-        let rows = Rows { position: position as u32, count: 1, floors: self.floors };
-        let mut recording = Recording::new();
-        let depth = Depth::all(&self.model.config);
-        self.kernels.record(&mut recording, &self.cache, rows, depth, true, &mut ())?;
-        self.kernels.record_sample(&mut recording);
-        let run = self.run.as_mut().expect("a run is in progress");
-        run.submitted += 1;
-        // The first token comes back at once; then whole batches, which never wrap in the ring; then what is left.
-        let last = run.submitted == run.max_tokens;
-        if run.submitted == 1 || (run.drawn as usize + run.submitted).is_multiple_of(READBACK_TOKENS) || last {
-            let (slot, count) = run.uncovered();
-            let part = (&self.cache.out, 8 * slot as u64, 8 * count as u64);
-            let taken = self.readback.copy(&mut recording, &[part]);
-            debug_assert!(taken, "fewer steps ahead than the ring holds");
-            run.covered = run.submitted;
-        }
-        self.looked = Some(self.model.steps.fetch_add(1, Relaxed) + 1);
-        self.model.gpu.submit(recording)
-    }
-
-    /// Takes the oldest batch of a run.
-    async fn take_batch(&mut self) -> Result<()> {
-        let payload = self.readback.oldest(&self.model.gpu).await?;
-        let (Some(payload), Some(run)) = (payload, self.run.as_mut()) else { return Ok(()) };
-        for record in payload.chunks_exact(8) {
-            if run.finish.is_some() {
-                break;
-            }
-            let word = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
-            let (token, status) = (word(0), word(4));
-            self.cached += 1;
-            run.received += 1;
-            if status == NON_FINITE {
-                let position = self.cached - 1;
-                self.abandon().await?;
-                return Err(Error::NonFinite { position });
-            }
-            self.tokens.push(token);
-            self.generator.drawn = self.generator.drawn.wrapping_add(1);
-            if status == STOPPED {
-                run.finish = Some(Finish::Stop);
-            } else {
-                run.ready.push_back(token);
-                if run.received == run.max_tokens {
-                    run.finish = Some(Finish::Length);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends a run whose device has stopped: what is still on its way holds no token.
-    async fn abandon(&mut self) -> Result<()> {
-        self.run = None;
-        while self.readback.oldest(&self.model.gpu).await?.is_some() {}
-        Ok(())
     }
 
     /// Ends a reading that was left: what was read stays.
@@ -625,30 +479,6 @@ impl Sequence {
                 (self.floors, self.windows) = (before.floors, before.windows);
             }
         }
-        Ok(())
-    }
-
-    /// Ends what was left: takes what a run's submitted steps made into the text, and of a reading what was read.
-    ///
-    /// # Errors
-    /// [`Error::NonFinite`] from a run that was left; the device's errors.
-    pub async fn settle_async(&mut self) -> Result<()> {
-        self.settle_reading().await?;
-        let Some(run) = self.run.as_mut() else { return Ok(()) };
-        // Steps that no readback covers yet: those since the last batch.
-        let (slot, count) = run.uncovered();
-        if count > 0 {
-            run.covered = run.submitted;
-            let mut recording = Recording::new();
-            let part = (&self.cache.out, 8 * slot as u64, 8 * count as u64);
-            let taken = self.readback.copy(&mut recording, &[part]);
-            debug_assert!(taken, "fewer steps ahead than the ring holds");
-            self.model.gpu.submit(recording)?;
-        }
-        while self.readback.in_flight() > 0 && self.run.is_some() {
-            self.take_batch().await?;
-        }
-        self.run = None;
         Ok(())
     }
 }
@@ -712,64 +542,5 @@ impl Sequence {
     /// As [`Sequence::clear_async`].
     pub fn clear(&mut self) -> Result<()> {
         pollster::block_on(self.clear_async())
-    }
-}
-
-/// Tokens being made. Natively an iterator; [`Generation::next_token`] everywhere.
-#[derive(Debug)]
-pub struct Generation<'a> {
-    sequence: &'a mut Sequence,
-}
-
-impl Generation<'_> {
-    /// The next token, or none when the generation has ended.
-    ///
-    /// # Errors
-    /// [`Error::NonFinite`], which ends the generation; the device's errors.
-    pub async fn next_token(&mut self) -> Result<Option<u32>> {
-        loop {
-            let Some(run) = self.sequence.run.as_mut() else { return Ok(None) };
-            if let Some(token) = run.ready.pop_front() {
-                return Ok(Some(token));
-            }
-            if run.finish.is_some() {
-                return Ok(None);
-            }
-            while let Some(run) = &self.sequence.run {
-                if run.submitted == run.max_tokens || run.submitted - run.received >= AHEAD {
-                    break;
-                }
-                self.sequence.send_step().await?;
-            }
-            self.sequence.take_batch().await?;
-        }
-    }
-
-    /// The sequence.
-    pub fn sequence(&self) -> &Sequence {
-        self.sequence
-    }
-
-    /// The sequence, to look at between two tokens.
-    pub(crate) fn sequence_mut(&mut self) -> &mut Sequence {
-        self.sequence
-    }
-
-    /// Why it ended; none while it goes on, and after an error.
-    pub fn finish(&self) -> Option<Finish> {
-        self.sequence.run.as_ref().and_then(|run| run.finish)
-    }
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-impl Iterator for Generation<'_> {
-    type Item = Result<u32>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let next = pollster::block_on(self.next_token()).transpose();
-        if matches!(next, Some(Err(_))) {
-            self.sequence.run = None;
-        }
-        next
     }
 }

@@ -85,12 +85,23 @@ impl Watch for () {
 /// What a step processes, as the host knows it: grids and traffic follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rows {
-    /// Tokens in the cache before the step.
+    /// Tokens in the cache before the step, at least.
     pub position: u32,
+    /// How many more that may be: what rounds of drafting make is not known when the next is recorded.
+    pub slack: u32,
     /// Rows in flight.
     pub count: u32,
     /// Lowest positions whose window keys are seen.
     pub floors: Floors,
+    /// Whether the draft stages are told of the rows.
+    pub listen: bool,
+}
+
+impl Rows {
+    /// End of the positions at which rows may be.
+    fn end(&self) -> u32 {
+        self.position + self.slack + self.count
+    }
 }
 
 /// Which slab each page of a text lies in.
@@ -102,9 +113,9 @@ impl Slabs {
     pub fn of(cache: &Cache) -> Self {
         Self(cache.pages.with(|pages| pages.iter().map(Page::slab).collect()))
     }
-    /// The slab of the page that holds a position.
-    fn at(&self, position: u32) -> usize {
-        self.0.get(position as usize / PAGE_TOKENS).copied().unwrap_or(0)
+    /// The slabs of the pages that may get entries of rows.
+    fn of_rows(&self, rows: Rows) -> Vec<usize> {
+        self.among(rows.position as usize / PAGE_TOKENS..(rows.end() as usize).div_ceil(PAGE_TOKENS))
     }
     /// The slabs that occur among some pages, ascending.
     fn among(&self, pages: Range<usize>) -> Vec<usize> {
@@ -238,7 +249,7 @@ impl StepKernels {
             gpu: gpu.clone(),
             slabs: 0,
             listen: ListenKernels::new(&builder)?,
-            draft: DraftKernels::new(model, cache)?,
+            draft: DraftKernels::new(&builder)?,
             counts: config.layers.iter().map(|_| RowCount::default()).collect(),
             embed: Embed::new(gpu, &weights.embed, &cache.step, &cache.tokens, &scratch.streams, streams)?,
             layers: layers?,
@@ -323,7 +334,7 @@ impl StepKernels {
         if let Some(part) = depth.part {
             self.record_part(recording, depth.whole, rows, part, &slabs);
         }
-        if let Some(listen) = &self.listen {
+        if let Some(listen) = self.listen.as_ref().filter(|_| rows.listen) {
             listen.record(recording, rows.position, rows.count, depth);
         }
         if head {
@@ -344,7 +355,8 @@ impl StepKernels {
     }
 
     /// Records what comes before a layer's projections: its Engram, and the input of its attention.
-    fn record_input(&self, recording: &mut Recording, index: usize, count: u32, watch: &mut impl Watch) -> Result<()> {
+    fn record_input(&self, recording: &mut Recording, index: usize, rows: Rows, watch: &mut impl Watch) -> Result<()> {
+        let count = rows.count;
         let layer = &self.layers[index];
         let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
         if let Some(engram) = &layer.engram {
@@ -355,7 +367,7 @@ impl StepKernels {
             reached(recording, Point::EngramDone)?;
         }
         layer.attention_boundary.record(recording, count);
-        if let Some(listen) = &self.listen {
+        if let Some(listen) = self.listen.as_ref().filter(|_| rows.listen) {
             listen.record_tap(recording, index, count);
         }
         reached(recording, Point::AttentionInput)
@@ -366,16 +378,16 @@ impl StepKernels {
         let layer = &self.layers[index];
         let Rows { position, count, .. } = rows;
         self.counts[index].part.fetch_add(count.into(), Relaxed);
-        self.record_input(recording, index, count, &mut ()).expect("nothing watches");
-        let slab = slabs.at(position);
+        self.record_input(recording, index, rows, &mut ()).expect("nothing watches");
+        let slabs = &slabs.of_rows(rows);
         match (part, &layer.down_entries) {
             (Part::Entries, Some(down)) => {
                 down.record(recording, count);
-                layer.append.record(recording, position, count, Jobs::Entries, slab);
+                layer.append.record(recording, position, count, Jobs::Entries, slabs);
             }
             _ => {
                 layer.down_keys.record(recording, count);
-                layer.append.record(recording, position, count, Jobs::Keys, slab);
+                layer.append.record(recording, position, count, Jobs::Keys, slabs);
                 layer.commit.record(recording, count);
             }
         }
@@ -393,15 +405,15 @@ impl StepKernels {
         let layer = &self.layers[index];
         let Rows { position, count, .. } = rows;
         self.counts[index].whole.fetch_add(count.into(), Relaxed);
-        self.record_input(recording, index, count, watch)?;
+        self.record_input(recording, index, rows, watch)?;
         let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
         layer.down.record(recording, count);
         layer.up.record(recording, count);
         reached(recording, Point::Projected)?;
-        layer.append.record(recording, position, count, Jobs::All, slabs.at(position));
+        layer.append.record(recording, position, count, Jobs::All, &slabs.of_rows(rows));
         reached(recording, Point::Appended)?;
         if let Some(select) = &layer.select {
-            let visible = (position + count) / layer.ratio;
+            let visible = rows.end() / layer.ratio;
             select.selector.record(&self.gpu, recording, count, visible, &|pages| slabs.among(pages))?;
             select.gather.record(recording, count, visible, &slabs.among(0..slabs.0.len()));
             reached(recording, Point::Selected)?;
@@ -420,6 +432,35 @@ impl StepKernels {
         reached(recording, Point::Routed)?;
         layer.experts.record_output(recording, count);
         reached(recording, Point::ExpertOutput)
+    }
+
+    /// Records a round of drafting: a block of tokens is drafted, `places` of them at most are taken, and `rows` are read, the token
+    /// that waits and one for each place; then what stands of them is judged. The block sees nothing of the text below `floor`.
+    ///
+    /// # Panics
+    /// When the draft stages are not loaded.
+    pub fn record_round(
+        &self,
+        recording: &mut Recording,
+        cache: &Cache,
+        rows: Rows,
+        floor: u32,
+        places: usize,
+    ) -> Result<()> {
+        let draft = self.draft.as_ref().expect("the draft stages are loaded");
+        draft.record(recording, rows.position + rows.slack, floor, places);
+        self.record(recording, cache, rows, Depth { whole: self.layers.len(), part: None }, false, &mut ())?;
+        self.record_verdict(recording, rows.count);
+        Ok(())
+    }
+
+    /// Records what comes of a round's rows that have run through the layers.
+    ///
+    /// # Panics
+    /// When the draft stages are not loaded.
+    pub fn record_verdict(&self, recording: &mut Recording, count: u32) {
+        self.last_boundary.record(recording, count);
+        self.draft.as_ref().expect("the draft stages are loaded").record_verdict(recording, count);
     }
 
     /// Records the end of a step: choose a token and move on.

@@ -91,10 +91,24 @@ pub struct WeightPlan {
     layers: Vec<PlannedLayer>,
     /// The draft stages; none where they are not loaded.
     stages: Vec<PlannedLayer>,
-    /// What they read the text through.
-    main: Option<Matrices>,
+    /// What they read the text through, and their Markov head.
+    heads: Option<PlannedHeads>,
     /// Bytes of everything that is no pack.
     vectors: u64,
+}
+
+/// The weights to be that the draft stages have in common.
+#[derive(Debug, Clone)]
+struct PlannedHeads {
+    main: Matrices,
+    markov_embed: Matrices,
+    markov: Matrices,
+}
+
+impl PlannedHeads {
+    fn bytes(&self) -> u64 {
+        [&self.main, &self.markov_embed, &self.markov].iter().map(|pack| pack.plan.bytes()).sum()
+    }
 }
 
 /// Asks how tensors are stored and places them.
@@ -227,9 +241,14 @@ impl WeightPlan {
             vectors += bytes;
             layers.push(planned);
         }
-        let (mut stages, mut main) = (vec![], None);
+        let (mut stages, mut heads) = (vec![], None);
         if let Some(dspark) = config.dspark.as_ref().filter(|_| layout.draft.is_some()) {
-            main = Some(planner.one("mtp.0.main_proj.weight")?);
+            let last = dspark.stages - 1;
+            heads = Some(PlannedHeads {
+                main: planner.one("mtp.0.main_proj.weight")?,
+                markov_embed: planner.one(format!("mtp.{last}.markov_head.embed.weight"))?,
+                markov: planner.one(format!("mtp.{last}.markov_head.head.weight"))?,
+            });
             for stage in 0..dspark.stages {
                 let plan = stage_plan(config, stage);
                 let (mut planned, bytes) =
@@ -239,9 +258,9 @@ impl WeightPlan {
                 vectors += bytes;
                 stages.push(planned);
             }
-            vectors += bytes_of(&[layout.hidden, layout.hidden]);
+            vectors += bytes_of(&[layout.hidden, layout.hidden, config.hidden_size + dspark.markov_rank]);
         }
-        Ok(Self { embed, head, layers, stages, main, vectors })
+        Ok(Self { embed, head, layers, stages, heads, vectors })
     }
 
     /// Bytes on the device.
@@ -252,8 +271,8 @@ impl WeightPlan {
             let engram = layer.engram.iter().flatten();
             packs.into_iter().chain(engram).map(|pack| pack.plan.bytes()).chain(experts)
         });
-        let main = self.main.as_ref().map_or(0, |main| main.plan.bytes());
-        self.vectors + main + self.embed.plan.bytes() + self.head.plan.bytes() + layers.sum::<u64>()
+        let heads = self.heads.as_ref().map_or(0, PlannedHeads::bytes);
+        self.vectors + heads + self.embed.plan.bytes() + self.head.plan.bytes() + layers.sum::<u64>()
     }
 
     /// Draft stages.
@@ -265,10 +284,11 @@ impl WeightPlan {
     pub(super) fn slices(&self) -> Slices {
         let mut slices =
             Slices { linear: self.head.plan.slices(), embed: self.embed.plan.slices(), ..Slices::default() };
-        // A drafted block has an embedding and a head of its own.
-        if let Some(main) = &self.main {
-            slices.linear += main.plan.slices() + self.head.plan.slices();
-            slices.embed += self.embed.plan.slices();
+        // A drafted block has an embedding and a head of its own, its tokens another head; the Markov head has a place for each.
+        if let Some(heads) = &self.heads {
+            slices.linear += heads.main.plan.slices() + 2 * self.head.plan.slices();
+            slices.markov = heads.markov.plan.slices();
+            slices.embed += self.embed.plan.slices() + heads.markov_embed.plan.slices();
         }
         for layer in self.layers.iter().chain(&self.stages) {
             let packs = [&layer.down, &layer.up, &layer.attention_a, &layer.attention_b, &layer.gate];
@@ -291,6 +311,8 @@ pub(super) struct Slices {
     pub linear: usize,
     /// Slices that parts of `down` read.
     pub parts: usize,
+    /// Slices of the Markov head.
+    pub markov: usize,
     pub experts_up: usize,
     pub experts_down: usize,
     pub embed: usize,
@@ -449,6 +471,12 @@ pub struct Draft {
     pub main_norm: Buffer,
     /// Norm before the head.
     pub norm: Buffer,
+    /// Embeddings of the Markov head.
+    pub markov_embed: Pack,
+    /// Logits from them.
+    pub markov: Pack,
+    /// The confidence head (h + r), f32.
+    pub confidence: Buffer,
 }
 
 /// Uploads the small vectors.
@@ -531,12 +559,18 @@ impl WeightPlan {
             progress(held() - before);
             stages.push(planned.load(&mut loader, &vectors, config, tables, dims).await?);
         }
-        let draft = match self.stages.last().zip(self.main.as_ref()) {
-            Some((last, main)) => Some(Draft {
+        let draft = match self.stages.last().zip(self.heads.as_ref()) {
+            Some((last, heads)) => Some(Draft {
                 stages,
-                main: main.load(&mut loader, checkpoint).await?,
+                main: heads.main.load(&mut loader, checkpoint).await?,
                 main_norm: vectors.norm("mtp.0.main_norm.weight").await?,
                 norm: vectors.norm(&format!("{}.norm.weight", last.prefix)).await?,
+                markov_embed: heads.markov_embed.load(&mut loader, checkpoint).await?,
+                markov: heads.markov.load(&mut loader, checkpoint).await?,
+                confidence: {
+                    let name = format!("{}.confidence_head.proj.weight", last.prefix);
+                    vectors.floats(&name, &vectors.values(&name).await?)?
+                },
             }),
             None => None,
         };

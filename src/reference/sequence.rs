@@ -6,7 +6,7 @@ use super::trace::Trace;
 use super::verify::{verify, Drafted};
 use crate::reading::{Prefill, Replay};
 use crate::sampling::{Generator, Request};
-use crate::spec::{self, Counters, Draft, Round, Scheduler};
+use crate::spec::{self, Counters, Draft, Plan, Round, Scheduler};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -150,12 +150,11 @@ impl Sequence {
     }
 
     /// Drafts tokens to follow the one that waits, `most` of them at most.
-    fn draft(&self, request: &Request, most: usize) -> Vec<Drafted> {
+    fn draft(&self, plan: &Plan, request: &Request, most: usize) -> Vec<Drafted> {
         let mut drafting = self.model.draft(&self.state, self.tokens[self.state.position], &mut Trace::off());
-        let (mut drafted, mut confidences) = (vec![], vec![]);
+        let (mut drafted, mut outlook) = (vec![], plan.outlook());
         while drafted.len() < most && !drafting.is_done() {
-            confidences.push(sigmoid(drafting.confidence()));
-            if !self.scheduler.more(&confidences) {
+            if !outlook.more(sigmoid(drafting.confidence())) {
                 break;
             }
             let counter = self.generator.drawn.wrapping_add(drafted.len() as u32);
@@ -218,13 +217,13 @@ impl Generation<'_> {
     /// Makes a token, and those that were drafted before it.
     fn round(&mut self) -> Result<()> {
         let started = spec::seconds();
-        let drafts = self.sequence.scheduler.begin();
+        let plan = self.sequence.scheduler.begin();
         let most = self.request.max_tokens - self.made - 1;
-        let drafted = if drafts { self.sequence.draft(&self.request, most) } else { vec![] };
+        let drafted = plan.as_ref().map_or(vec![], |plan| self.sequence.draft(plan, &self.request, most));
         let (accepted, made) = self.sequence.verify(&drafted, &self.request)?;
         self.ready = made;
-        let seconds = spec::seconds() - started;
-        self.sequence.scheduler.end(Round { drafted: drafts, verified: drafted.len(), accepted, seconds });
+        let seconds = Some(spec::seconds() - started);
+        self.sequence.scheduler.end(plan.as_ref(), Round { verified: drafted.len(), accepted, seconds });
         Ok(())
     }
 

@@ -167,7 +167,7 @@ pub async fn cache_append(lab: &mut Lab<'_>, variant: &str) -> Result<Found> {
         lab.gpu.upload(&step, 0, bytemuck::bytes_of(&state));
         let slab = pages.slab(position / 128);
         lab.run(|recording| {
-            kernel.record(recording, position as u32, rows as u32, Jobs::All, slab);
+            kernel.record(recording, position as u32, rows as u32, Jobs::All, &[slab]);
             Ok(())
         })
         .await?;

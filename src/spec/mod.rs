@@ -2,7 +2,7 @@
 
 mod schedule;
 
-pub use schedule::Scheduler;
+pub use schedule::{Outlook, Plan, Scheduler};
 
 use crate::{Error, Result};
 
@@ -52,14 +52,12 @@ pub struct Counters {
 /// What a round did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Round {
-    /// Whether it drafted.
-    pub drafted: bool,
     /// Drafted tokens that it verified.
     pub verified: usize,
     /// Of them, those that were accepted, from the first on.
     pub accepted: usize,
-    /// How long it took.
-    pub seconds: f64,
+    /// How long it took, if that was measured.
+    pub seconds: Option<f64>,
 }
 
 /// Seconds since some moment: what rounds are timed with.

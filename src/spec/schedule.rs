@@ -32,8 +32,6 @@ pub struct Scheduler {
     /// Tokens and seconds of rounds that draft.
     made: Mean,
     taken: Mean,
-    /// What the running round is to measure.
-    probe: Option<Probe>,
     /// Round before which nothing is drafted, and the length of the next pause.
     resume: u64,
     pause: u64,
@@ -42,10 +40,60 @@ pub struct Scheduler {
     counters: Counters,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Probe {
-    Plain,
-    Verified(usize),
+/// How a round drafts, by what was known when it began.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Tokens to verify, whatever they promise; none to verify as many as pay.
+    pub verify: Option<usize>,
+    /// Seconds of a round that verifies k tokens, by k.
+    pub costs: Vec<f32>,
+    /// Share of verified tokens that are accepted when those before them are, by place.
+    pub accepted: Vec<f32>,
+}
+
+impl Plan {
+    /// What the round promises before its first token is drafted.
+    pub fn outlook(&self) -> Outlook<'_> {
+        Outlook { plan: self, survival: 1.0, expected: 1.0, places: 0 }
+    }
+}
+
+/// What a round promises as its block is taken from left to right. Twin of what `draft_pick` does on the device, in the same
+/// arithmetic.
+#[derive(Debug, Clone)]
+pub struct Outlook<'a> {
+    plan: &'a Plan,
+    /// Probability that all tokens taken so far are accepted.
+    survival: f32,
+    /// Tokens that the round makes of them.
+    expected: f32,
+    places: usize,
+}
+
+impl Outlook<'_> {
+    /// Whether to verify the token at the next place of the block. `confidence` is the probability that it is accepted when those
+    /// before it are. Not to be asked again once the answer is no.
+    pub fn more(&mut self, confidence: f32) -> bool {
+        let Self { plan, places: place, .. } = *self;
+        self.places += 1;
+        let stopping = self.expected / plan.costs[place];
+        self.survival *= confidence;
+        self.expected += self.survival;
+        if let Some(tokens) = plan.verify {
+            return place < tokens;
+        }
+        let (mut alive, mut made) = (self.survival, self.expected);
+        for k in place + 1..plan.costs.len() {
+            if made / plan.costs[k] > stopping {
+                return true;
+            }
+            if let Some(accepted) = plan.accepted.get(k) {
+                alive *= accepted;
+                made += alive;
+            }
+        }
+        false
+    }
 }
 
 /// A mean in which old values fade.
@@ -80,7 +128,6 @@ impl Scheduler {
             accepted: vec![Mean::default(); block],
             made: Mean::default(),
             taken: Mean::default(),
-            probe: None,
             resume: 0,
             pause: PAUSE.0,
             tried: 0,
@@ -98,56 +145,27 @@ impl Scheduler {
         &self.counters
     }
 
-    /// Begins a round: whether it drafts.
-    pub fn begin(&mut self) -> bool {
+    /// Begins a round: how it drafts, or none when it does not. Others may be under way: it knows those that have ended.
+    pub fn begin(&self) -> Option<Plan> {
         let round = self.counters.rounds;
-        self.probe = None;
-        match self.draft {
-            Draft::Off => false,
-            Draft::Tokens(_) => true,
-            Draft::Auto if round < self.resume => false,
-            Draft::Auto if self.plain.is_due(round) => {
-                self.probe = Some(Probe::Plain);
-                false
-            }
-            Draft::Auto => {
-                self.probe = (0..self.costs.len()).rev().find(|&k| self.costs[k].is_due(round)).map(Probe::Verified);
-                true
-            }
-        }
+        let verify = match self.draft {
+            Draft::Off => return None,
+            Draft::Tokens(tokens) => Some(tokens),
+            Draft::Auto if round < self.resume || self.plain.is_due(round) => return None,
+            Draft::Auto => (0..self.costs.len()).rev().find(|&k| self.costs[k].is_due(round)),
+        };
+        let values = |means: &[Mean]| means.iter().map(|mean| mean.value as f32).collect();
+        Some(Plan { verify, costs: values(&self.costs), accepted: values(&self.accepted) })
     }
 
-    /// Whether to verify the token at the next place of a block. `confidences` are the probabilities that the tokens up to that
-    /// place are accepted, each when those before it are: the last one is the next place's own. Not to be asked again once the
-    /// answer is no.
-    pub fn more(&self, confidences: &[f32]) -> bool {
-        let places = confidences.len();
-        if let (Draft::Tokens(tokens), _) | (_, Some(Probe::Verified(tokens))) = (self.draft, self.probe) {
-            return places <= tokens;
-        }
-        let (mut survival, mut tokens, mut now, mut later) = (1.0, 1.0, 0.0, f64::NEG_INFINITY);
-        for k in 0..self.costs.len() {
-            if k > 0 {
-                survival *= confidences.get(k - 1).map_or_else(|| self.accepted[k - 1].value, |&c| c as f64);
-                tokens += survival;
-            }
-            let rate = tokens / self.costs[k].value;
-            match k < places {
-                true => now = rate,
-                false => later = later.max(rate),
-            }
-        }
-        later > now
-    }
-
-    /// Ends a round.
-    pub fn end(&mut self, round: Round) {
+    /// Ends a round that drafted as `plan` says, or did not.
+    pub fn end(&mut self, plan: Option<&Plan>, round: Round) {
         let number = self.counters.rounds;
         self.counters.rounds += 1;
-        if !round.drafted {
-            self.plain.add(round.seconds, number);
+        let Some(plan) = plan else {
+            round.seconds.into_iter().for_each(|seconds| self.plain.add(seconds, number));
             return;
-        }
+        };
         self.counters.drafted += 1;
         for place in 0..round.verified {
             self.counters.verified[place] += 1;
@@ -157,10 +175,11 @@ impl Scheduler {
         for place in 0..round.verified.min(round.accepted + 1) {
             self.accepted[place].add((place < round.accepted) as u32 as f64, number);
         }
-        self.costs[round.verified].add(round.seconds, number);
-        if self.probe.is_none() && self.draft == Draft::Auto {
+        let Some(seconds) = round.seconds else { return };
+        self.costs[round.verified].add(seconds, number);
+        if plan.verify.is_none() {
             self.made.add(1.0 + round.accepted as f64, number);
-            self.taken.add(round.seconds, number);
+            self.taken.add(seconds, number);
             self.tried += 1;
             self.judge();
         }
@@ -193,16 +212,16 @@ mod tests {
 
     impl Device {
         /// A round in which the tokens at all places have these confidences, and `accepted` of them would be.
-        fn round(&self, scheduler: &mut Scheduler, confidences: &[f32], accepted: usize) -> Round {
-            let drafted = scheduler.begin();
-            let mut verified = 0;
-            while drafted && verified < confidences.len() && scheduler.more(&confidences[..=verified]) {
-                verified += 1;
-            }
-            let seconds = if drafted { self.seconds[verified] } else { self.plain };
-            let round = Round { drafted, verified, accepted: accepted.min(verified), seconds };
-            scheduler.end(round);
-            round
+        fn round(&self, scheduler: &mut Scheduler, confidences: &[f32], accepted: usize) -> (bool, Round) {
+            let plan = scheduler.begin();
+            let verified = plan.as_ref().map_or(0, |plan| {
+                let mut outlook = plan.outlook();
+                confidences.iter().take_while(|&&confidence| outlook.more(confidence)).count()
+            });
+            let seconds = if plan.is_some() { self.seconds[verified] } else { self.plain };
+            let round = Round { verified, accepted: accepted.min(verified), seconds: Some(seconds) };
+            scheduler.end(plan.as_ref(), round);
+            (plan.is_some(), round)
         }
     }
 
@@ -211,8 +230,8 @@ mod tests {
         let mut scheduler = Scheduler::new(Draft::Auto, confidences.len());
         let mut seen = vec![0; confidences.len() + 1];
         for _ in 0..2 * (confidences.len() + 2) {
-            let round = device.round(&mut scheduler, confidences, accepted);
-            seen[round.verified] += round.drafted as u32;
+            let (drafted, round) = device.round(&mut scheduler, confidences, accepted);
+            seen[round.verified] += drafted as u32;
         }
         assert!(seen.iter().all(|&n| n >= TRUSTED), "{seen:?}");
         assert!(!scheduler.plain.is_due(scheduler.counters.rounds));
@@ -230,12 +249,12 @@ mod tests {
             ([0.01, 0.01, 0.01, 0.01], 0),
             ([0.9, 0.01, 0.99, 0.99], 1),
         ] {
-            assert_eq!(device.round(&mut scheduler, &confidences, 4).verified, expected, "{confidences:?}");
+            assert_eq!(device.round(&mut scheduler, &confidences, 4).1.verified, expected, "{confidences:?}");
         }
         // The same confidences on a device where rows are free.
         let device = Device { plain: 1.0, seconds: vec![1.1; 5] };
         let mut scheduler = measured(&device, &[0.8; 4], 3);
-        assert_eq!(device.round(&mut scheduler, &[0.9; 4], 4).verified, 4);
+        assert_eq!(device.round(&mut scheduler, &[0.9; 4], 4).1.verified, 4);
     }
 
     #[test]
@@ -244,7 +263,7 @@ mod tests {
         let mut scheduler = measured(&device, &[0.5; 2], 0);
         let mut rounds = vec![];
         for _ in 0..3000 {
-            rounds.push(device.round(&mut scheduler, &[0.5; 2], 0).drafted);
+            rounds.push(device.round(&mut scheduler, &[0.5; 2], 0).0);
         }
         let drafted = rounds.iter().filter(|&&drafted| drafted).count();
         assert!((8..200).contains(&drafted), "{drafted} of 3000 rounds drafted");
@@ -255,7 +274,7 @@ mod tests {
         for _ in 0..PAUSE.1 + 64 {
             device.round(&mut scheduler, &[0.9; 2], 2);
         }
-        let drafted = (0..200).filter(|_| device.round(&mut scheduler, &[0.9; 2], 2).drafted).count();
+        let drafted = (0..200).filter(|_| device.round(&mut scheduler, &[0.9; 2], 2).0).count();
         assert!(drafted >= 196, "{drafted} of 200");
         let counters = scheduler.counters();
         assert_eq!(counters.rounds, 8 + 3000 + 1024 + 64 + 200);
@@ -266,10 +285,10 @@ mod tests {
     fn a_growing_cost_is_noticed() {
         let mut device = Device { plain: 1.0, seconds: vec![1.1, 1.2, 1.3] };
         let mut scheduler = measured(&device, &[0.9; 2], 2);
-        assert_eq!(device.round(&mut scheduler, &[0.9; 2], 2).verified, 2);
+        assert_eq!(device.round(&mut scheduler, &[0.9; 2], 2).1.verified, 2);
         device = Device { plain: 1.0, seconds: vec![1.1, 1.2, 9.0] };
-        let last = (0..600).map(|_| device.round(&mut scheduler, &[0.9; 2], 2)).filter(|round| round.drafted);
-        assert_eq!(last.collect::<Vec<_>>()[550..].iter().filter(|round| round.verified == 2).count(), 0);
+        let last = (0..600).map(|_| device.round(&mut scheduler, &[0.9; 2], 2)).filter(|(drafted, _)| *drafted);
+        assert_eq!(last.collect::<Vec<_>>()[550..].iter().filter(|(_, round)| round.verified == 2).count(), 0);
     }
 
     #[test]
@@ -278,11 +297,11 @@ mod tests {
         for tokens in 0..=3 {
             let mut scheduler = Scheduler::new(Draft::Tokens(tokens), 3);
             let rounds = (0..50).map(|_| device.round(&mut scheduler, &[0.1; 3], 0));
-            assert!(rounds.into_iter().all(|round| round.drafted && round.verified == tokens));
+            assert!(rounds.into_iter().all(|(drafted, round)| drafted && round.verified == tokens));
         }
         for (draft, block) in [(Draft::Off, 3), (Draft::Auto, 0)] {
             let mut scheduler = Scheduler::new(draft, block);
-            assert!((0..50).all(|_| !device.round(&mut scheduler, &vec![0.9; block], 0).drafted));
+            assert!((0..50).all(|_| !device.round(&mut scheduler, &vec![0.9; block], 0).0));
         }
     }
 

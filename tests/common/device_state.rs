@@ -76,6 +76,13 @@ pub fn visible(sequence: &Sequence) -> BTreeMap<String, Vec<u8>> {
             state.insert(format!("key {index:02} {position:05}"), row.to_vec());
         }
     }
+    for (stage, ring) in sequence.cache().draft.iter().flat_map(|draft| &draft.rings).enumerate() {
+        let bytes = gpu.read_blocking(ring).unwrap();
+        for position in cached.saturating_sub(window).max(sequence.draft_floor())..cached {
+            let row = &bytes[position % layout.ring_rows * 4 * layout.window_row..][..4 * layout.window_row];
+            state.insert(format!("draft key {stage} {position:05}"), row.to_vec());
+        }
+    }
     let pages = sequence.pages().with(|pages| pages.clone());
     let pages = pollster::block_on(model.pool().read(gpu, &pages)).unwrap();
     for layer in config.layers.iter().filter(|layer| layer.role == Role::Full) {

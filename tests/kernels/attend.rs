@@ -407,7 +407,7 @@ fn run_text(sizes: Sizes, heads: usize, start: usize, count: usize, rows: usize)
             gpu.upload(&attention.selection, at as u64, bytemuck::cast_slice(&list));
         }
         let mut recording = Recording::new();
-        layer.append.record(&mut recording, position, rows as u32, Jobs::All, slab);
+        layer.append.record(&mut recording, position, rows as u32, Jobs::All, &[slab]);
         let visible = (start + first + rows) / sizes.ratio;
         attention.gather.record(&mut recording, rows as u32, visible as u32, &[0, 1, 2]);
         attention.attend.record(&mut recording, position, rows as u32, 0);

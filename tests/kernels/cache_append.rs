@@ -332,7 +332,7 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
         }
         layer.load(gpu, &tokens, before + first, &Step { position, rows: rows as u32, kept, ..Step::default() });
         let mut recording = Recording::new();
-        layer.append.record(&mut recording, position, rows as u32, Jobs::All, slab);
+        layer.append.record(&mut recording, position, rows as u32, Jobs::All, &[slab]);
         gpu.submit(recording).unwrap();
         let (ring, chunk): (Vec<u32>, Vec<u32>) = (read(gpu, &layer.ring), read(gpu, &layer.chunk));
         let queries: Vec<u32> = read(gpu, &layer.queries);
@@ -509,7 +509,7 @@ fn layers_without_an_indexer_write_window_keys_only_and_reindex_layers_queries_t
         queries: &queries,
     };
     let mut recording = Recording::new();
-    full.append.record(&mut recording, 40, rows as u32, Jobs::All, pool.slab(0));
+    full.append.record(&mut recording, 40, rows as u32, Jobs::All, &[pool.slab(0)]);
     gpu.submit(recording).unwrap();
     for queries_too in [false, true] {
         let mut kernel = CacheAppend::new(gpu, &full.step, &keys, queries_too.then_some(&index), None).unwrap();
@@ -564,7 +564,7 @@ fn the_layers_of_a_page_write_their_own_parts() {
                 let step = Step { position: first as u32, rows: rows as u32, ..Step::default() };
                 layer.load(gpu, &tokens, first, &step);
                 let mut recording = Recording::new();
-                layer.append.record(&mut recording, step.position, step.rows, Jobs::Entries, slab);
+                layer.append.record(&mut recording, step.position, step.rows, Jobs::Entries, &[slab]);
                 gpu.submit(recording).unwrap();
                 first += rows;
             }
@@ -659,7 +659,7 @@ fn packing_equals_formats_bit_for_bit() {
     let layer = Layer::new(gpu, sizes, &weights, &pool, layout, rows);
     layer.load(gpu, &tokens, 0, &Step { rows: rows as u32, ..Step::default() });
     let mut recording = Recording::new();
-    layer.append.record(&mut recording, 0, rows as u32, Jobs::All, 0);
+    layer.append.record(&mut recording, 0, rows as u32, Jobs::All, &[0]);
     gpu.submit(recording).unwrap();
     let (chunk, queries): (Vec<u32>, Vec<u32>) = (read(gpu, &layer.chunk), read(gpu, &layer.queries));
     let pages = pool.read(gpu);
