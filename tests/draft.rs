@@ -733,7 +733,7 @@ fn the_scheduler_does_not_look_ahead() {
         verified[k] += plan.is_some() as usize;
         // Without drafting a round would take long: drafting goes on.
         let seconds = Some(if plan.is_some() { cost(k) } else { 9.0 });
-        scheduler.end(plan.as_ref(), Round { verified: k, accepted, seconds });
+        scheduler.end(plan.as_ref(), Round { tokens: 1 + accepted, verified: k, accepted, seconds });
 
         let tokens = [1.0, 1.8, 1.8 + 0.8 * second as f64];
         let best = (0..3).max_by(|&i, &j| (tokens[i] / cost(i)).total_cmp(&(tokens[j] / cost(j)))).unwrap();

@@ -12,7 +12,9 @@ use std::time::Duration;
 use cedra::checkpoint::{Checkpoint, Fingerprint};
 use cedra::formats::CacheFormat;
 use cedra::reading::Floors;
-use cedra::snapshot::{fork, Generator, Geometry, Head, Manifest, PagePart, Reader, Saved, State, Writer, Written};
+use cedra::snapshot::{
+    fork, DraftWindow, Generator, Geometry, Head, Manifest, PagePart, Reader, Saved, State, Writer, Written,
+};
 use cedra::store::{Listed, MemoryStore, Record, RecordId, RedbStore, Store, Usage};
 use cedra::{Error, Result};
 use futures::future::LocalBoxFuture;
@@ -62,6 +64,7 @@ fn state(seed: u64, rings: bool) -> State {
         remainders: words(seed, 8).into_iter().map(|w| w as f32).collect(),
         history: words(seed + 1, 2),
         rings: rings.then(|| words(seed + 2, ring)),
+        draft: (rings && seed % 2 == 0).then(|| DraftWindow { floor: 3, rings: words(seed + 3, ring / 2) }),
     }
 }
 

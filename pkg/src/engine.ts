@@ -24,6 +24,8 @@ import type { WasmSource } from "./wasm.js";
 export interface PlanOptions {
   /** Tokens that a session is to hold. */
   context: number;
+  /** Whether with the draft stages, where the model has some (default). */
+  draft?: boolean;
   /** Where the wasm is, when it is not beside the package. */
   wasm?: WasmSource;
   /** Ends it with `ABORTED`. */
@@ -36,6 +38,8 @@ export interface LoadOptions {
   context?: number;
   /** Rows that are computed at a time when a text is read. */
   chunk?: number;
+  /** Whether the model's draft stages are loaded, where it has some. Default: yes, but for software devices. */
+  draft?: boolean;
   /** Hears how it goes. */
   onProgress?: (progress: LoadProgress) => void;
   /** Ends it with `ABORTED`. */
@@ -67,7 +71,7 @@ export class Engine {
 
   /** Loads a model: downloads and verifies what is not cached, and streams it to the device. */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
-    const { signal, onProgress, worker = prefersWorker(), wasm, cache = true, context, chunk } = options;
+    const { signal, onProgress, worker = prefersWorker(), wasm, cache = true, context, chunk, draft } = options;
     const resolved = await resolveSource(source);
     const link = await linkTo(worker);
     try {
@@ -77,6 +81,7 @@ export class Engine {
         ...(wasm !== undefined && { wasm: wasm instanceof URL ? wasm.href : wasm }),
         ...(context !== undefined && { context }),
         ...(chunk !== undefined && { chunk }),
+        ...(draft !== undefined && { draft }),
       };
       const state = await link.call("load", args, { ...(signal && { signal }), ...(onProgress && { onProgress }) });
       return new Engine(link, state.config, wasm, state);
@@ -88,9 +93,9 @@ export class Engine {
 
   /** Memory that a model needs, and whether the adapter, if there is one, allows it. Downloads no more than its `config.json`. */
   static async plan(source: ModelSource, options: PlanOptions): Promise<Fit> {
-    const { context, wasm, signal } = options;
+    const { context, wasm, signal, draft = true } = options;
     const [config, limits] = [await configOf(source, signal), await adapterLimits()];
-    return plan(await linkTo(false), { config, context, ...(limits && { limits }), ...(wasm !== undefined && { wasm }) });
+    return plan(await linkTo(false), { config, context, draft, ...(limits && { limits }), ...(wasm !== undefined && { wasm }) });
   }
 
   /** The adapter, what of it is used, the model's sizes and its layers with their roles. */
@@ -109,9 +114,9 @@ export class Engine {
   }
 
   /** Memory that this model would need for another length of context, and whether the device allows it. */
-  plan(context: number): Promise<Fit> {
+  plan(context: number, { draft = true }: { draft?: boolean } = {}): Promise<Fit> {
     const { limits } = this.info;
-    return plan(this.#link, { config: this.#config, context, limits, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
+    return plan(this.#link, { config: this.#config, context, draft, limits, ...(this.#wasm !== undefined && { wasm: this.#wasm }) });
   }
 
   /**

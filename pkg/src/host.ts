@@ -119,10 +119,10 @@ export class Host implements Link {
       return { config, info: this.#engine.info, version: module.version(), weights: kept };
     },
 
-    plan: async ({ config, context, limits, wasm }) => {
+    plan: async ({ config, context, limits, wasm, draft }) => {
       const { WasmEngine } = await this.wasm(wasm);
-      const exceeded = limits && WasmEngine.exceeded(config, context, limits);
-      return { plan: WasmEngine.plan(config, context), ...(exceeded && { exceeded }) };
+      const exceeded = limits && WasmEngine.exceeded(config, context, limits, draft);
+      return { plan: WasmEngine.plan(config, context, draft), ...(exceeded && { exceeded }) };
     },
 
     recover: async (_, hooks) => {
@@ -245,7 +245,7 @@ export class Host implements Link {
       }
       if (done) this.#forget(stream);
       if (done && !finish) throw ended();
-      return { ids: piece.ids, text, done, ...(finish && { finish }), state: state(session) };
+      return { ids: piece.ids, drafted: piece.drafted, text, done, ...(finish && { finish }), state: state(session) };
     },
 
     leave: async ({ session, stream: id }) => {
@@ -500,10 +500,10 @@ const busy = (): CedraError => new CedraError("SESSION_BUSY", "the session is ma
 const unstored = ({ code }: CedraError): boolean => code === "STORE" || code === "QUOTA";
 
 function state(session: Open): SessionState {
-  const { length, remaining, reused, replayed, layerRows } = session.wasm;
+  const { length, remaining, reused, replayed, layerRows, drafts } = session.wasm;
   const { id, kept, changes, storeError } = session;
   const persisted = kept?.changes === changes && kept.tokens === length;
-  return { session: id, length, remaining, reused, replayed, layerRows, persisted, ...(storeError && { storeError: toWire(storeError) }) };
+  return { session: id, length, remaining, reused, replayed, layerRows, drafts, persisted, ...(storeError && { storeError: toWire(storeError) }) };
 }
 
 function bosOf(config: string): number | undefined {

@@ -8,7 +8,7 @@ export { CedraError, type ErrorCode, type ErrorData } from "./errors.js";
 export type { Attention, LayerAttention, Ngrams, PositionRange } from "./figures.js";
 export type { BufferLimits, Counters, EngineInfo, Exceeded, Fit, LayerInfo, MemoryPlan } from "./info.js";
 export type {
-  DownloadProgress, Finish, KernelReport, LayerRows, LoadProgress, ReadProgress, RecoveredSession, RecoverProgress, RereadProgress,
+  DownloadProgress, Draft, DraftCounters, Finish, KernelReport, LayerRows, LoadProgress, ReadProgress, RecoveredSession, RecoverProgress, RereadProgress,
   SelfTestReport, SessionEntry, StoreRef, StoreUsage, UploadProgress, VerifyProgress,
 } from "./protocol.js";
 export { Answer, Session, type Appended, type AppendOptions, type GenerateOptions, type Piece, type SaveOptions, type Written } from "./session.js";

@@ -99,6 +99,25 @@ export interface EngineState {
   weights: "files" | "opfs" | "cache" | "memory";
 }
 
+/** Tokens that are guessed for each pass to verify: a number, none, or as many as are measured to pay. */
+export type Draft = "auto" | "off" | number;
+
+/** What drafting did in a session since it was chosen. */
+export interface DraftCounters {
+  /** Rounds, each of which makes a token at least. */
+  rounds: number;
+  /** Of them, those that drafted. */
+  drafted: number;
+  /** Tokens that they made. */
+  tokens: number;
+  /** How long a round took in the mean, of those that were measured; `null` when none was. */
+  secondsARound: number | null;
+  /** Drafted tokens that were verified, by their place in the block. */
+  verified: readonly number[];
+  /** Of them, those that were accepted. */
+  accepted: readonly number[];
+}
+
 export interface SessionState {
   session: number;
   length: number;
@@ -106,6 +125,7 @@ export interface SessionState {
   reused: number;
   replayed: number;
   layerRows: LayerRows[];
+  drafts: DraftCounters;
   persisted: boolean;
   storeError?: WireError;
 }
@@ -116,6 +136,7 @@ export interface GenerateArgs {
   topP?: number;
   topK?: number;
   seed?: bigint | number;
+  draft?: Draft;
   stopIds?: Uint32Array;
   stop?: string[];
 }
@@ -189,6 +210,7 @@ export interface Calls {
       source: { url: string } | { files: Map<string, Blob> };
       context?: number;
       chunk?: number;
+      draft?: boolean;
       cache: boolean;
       wasm?: WasmSource;
     };
@@ -198,7 +220,7 @@ export interface Calls {
   recover: { args: object; result: { info: EngineState["info"]; sessions: RecoveredSession[] }; progress: RecoverProgress };
   selfTest: { args: object; result: SelfTestReport; progress: never };
   plan: {
-    args: { config: string; context: number; limits?: BufferLimits; wasm?: WasmSource };
+    args: { config: string; context: number; draft: boolean; limits?: BufferLimits; wasm?: WasmSource };
     result: { plan: MemoryPlan; exceeded?: Exceeded };
     progress: never;
   };
@@ -222,7 +244,7 @@ export interface Calls {
   generate: { args: { session: number } & GenerateArgs; result: { stream: number; state: SessionState }; progress: never };
   next: {
     args: { stream: number };
-    result: { ids: Uint32Array; text: string; done: boolean; finish?: Finish; state: SessionState };
+    result: { ids: Uint32Array; drafted: Uint8Array; text: string; done: boolean; finish?: Finish; state: SessionState };
     progress: never;
   };
   leave: { args: { session: number; stream: number }; result: SessionState; progress: never };

@@ -1,6 +1,6 @@
 import { CedraError, fromWire } from "./errors.js";
 import type { Attention, Ngrams } from "./figures.js";
-import type { Finish, LayerRows, Link, ReadProgress, SessionState, StoreRef } from "./protocol.js";
+import type { Draft, DraftCounters, Finish, LayerRows, Link, ReadProgress, SessionState, StoreRef } from "./protocol.js";
 
 /** How a text is read. */
 export interface AppendOptions {
@@ -31,6 +31,12 @@ export interface GenerateOptions {
   topK?: number;
   /** The same seed draws the same tokens from the same distributions. Default: 0. */
   seed?: number | bigint;
+  /**
+   * Tokens that the model's draft stages guess for each pass to verify: a number, `"off"`, or `"auto"`, which measures what pays. Greedy
+   * text is the same with every choice, and drawn text as likely; with `"auto"` a seed does not fix it. Default: `"auto"` at
+   * temperature 0 on a GPU that is no software one, else `"off"`.
+   */
+  draft?: Draft;
   /** Texts that end the answer. They are not shown, but the session has the tokens that spelled them. */
   stop?: string | readonly string[];
   /** Tokens that end the answer. Default: the model's end token. */
@@ -73,6 +79,8 @@ export interface Piece {
   text: string;
   /** The tokens. */
   ids: Uint32Array;
+  /** 1 for each of them that had been drafted, else 0. A round's tokens had been, but for its last. */
+  drafted: Uint8Array;
   /** Why the answer ended, in its last piece. */
   finish?: Finish;
 }
@@ -157,6 +165,11 @@ export class Session {
     return this.#state.layerRows;
   }
 
+  /** What drafting did since it was chosen. */
+  get drafts(): DraftCounters {
+    return this.#state.drafts;
+  }
+
   /** Whether the store has the session as it is now. */
   get persisted(): boolean {
     return this.#state.persisted;
@@ -199,11 +212,11 @@ export class Session {
     let open = true;
     try {
       while (open) {
-        const { ids, text, done, finish, state } = await this.#link.call("next", { stream }, hooks);
+        const { ids, drafted, text, done, finish, state } = await this.#link.call("next", { stream }, hooks);
         this.#state = state;
         open = !done;
         if (done) ended(finish);
-        if (text || ids.length > 0 || finish) yield { text, ids, ...(finish && { finish }) };
+        if (text || ids.length > 0 || finish) yield { text, ids, drafted, ...(finish && { finish }) };
       }
     } finally {
       if (open) await this.#left(stream);

@@ -1,7 +1,7 @@
 import { CedraError } from "./errors.js";
 import type { Attention, Ngrams } from "./figures.js";
 import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
-import type { ReplyDelta } from "./protocol.js";
+import type { Draft, DraftCounters, ReplyDelta } from "./protocol.js";
 import { localFile, prepareScope, readLocal } from "./runtime.js";
 
 // What the wasm module exports. Its own declarations know less: there, options and results are `any`.
@@ -14,8 +14,8 @@ export interface WasmModule {
       files: Map<string, Blob>,
       options: { context?: number; chunk?: number; onProgress?: (loaded: number, total: number) => void; signal?: AbortSignal },
     ): Promise<WasmEngine>;
-    plan(configJson: string, context: number): MemoryPlan;
-    exceeded(configJson: string, context: number, limits: BufferLimits): Exceeded | undefined;
+    plan(configJson: string, context: number, draft: boolean): MemoryPlan;
+    exceeded(configJson: string, context: number, limits: BufferLimits, draft: boolean): Exceeded | undefined;
   };
   WasmStore: { indexedDb(name: string): Promise<WasmStore>; memory(): WasmStore };
 }
@@ -55,6 +55,7 @@ export interface WasmSession {
   readonly replayed: number;
   readonly tokens: Uint32Array;
   readonly layerRows: { whole: number; part: number }[];
+  readonly drafts: DraftCounters;
   append(
     ids: Uint32Array,
     options: { prefill?: string; reuse?: boolean; onProgress?: (done: number, total: number) => void; signal?: AbortSignal },
@@ -65,6 +66,7 @@ export interface WasmSession {
     topP?: number;
     topK?: number;
     seed?: bigint | number;
+    draft?: Draft;
     stopIds?: Uint32Array;
     signal?: AbortSignal;
   }): Promise<WasmGeneration>;
@@ -77,7 +79,7 @@ export interface WasmSession {
 }
 
 export interface WasmGeneration {
-  next(): Promise<{ ids: Uint32Array; text: string; done: boolean; finish?: "stop" | "length" }>;
+  next(): Promise<{ ids: Uint32Array; drafted: Uint8Array; text: string; done: boolean; finish?: "stop" | "length" }>;
   return(): Promise<void>;
 }
 

@@ -157,7 +157,13 @@ impl Cache {
                 let (step, tokens) = (next("draft step")?, next("drafted block")?);
                 let (round, out) = (next("round of drafting")?, next("records of rounds")?);
                 let ring = |stage| next(&format!("window ring of draft stage {stage}"));
-                Some(DraftCache { step, tokens, round, out, rings: (0..dspark.stages).map(ring).collect::<Result<_>>()? })
+                Some(DraftCache {
+                    step,
+                    tokens,
+                    round,
+                    out,
+                    rings: (0..dspark.stages).map(ring).collect::<Result<_>>()?,
+                })
             }
             None => None,
         };

@@ -41,6 +41,12 @@ pub(super) struct Bench {
     /// software one will do.
     #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with_all = ["synthetic_cache", "context", "generate"])]
     restore: Vec<usize>,
+    /// Measures generation with and without drafts, by how many drafted tokens a round verifies. On a GPU, a software one will do.
+    #[arg(long, conflicts_with_all = ["synthetic_cache", "restore"])]
+    draft: bool,
+    /// With `--draft`: a file with the text to go on with; how many drafted tokens stand depends on it.
+    #[arg(long, value_name = "F", requires = "draft", conflicts_with = "context")]
+    text: Option<PathBuf>,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
@@ -109,6 +115,11 @@ impl Bench {
         if let Some(first) = prompt.first_mut() {
             *first = config.bos_token_id;
         }
+        if self.draft {
+            let args = ModelArgs { device: need_gpu(self.device, "drafts")?, ..args };
+            let gpu = super::runtime::choose(&args)?.context("a GPU, a software one will do")?;
+            return self.print(&super::drafts::measure(&opened, gpu, self.text.as_deref(), &prompt, generate)?);
+        }
         let sampling = Sampling::default();
         let request = Request { max_tokens: generate, sampling, stop_ids: vec![] };
         let context = context + 2 * generate + 1;
@@ -173,12 +184,10 @@ impl Bench {
 
     /// Synthetic caches and restores.
     fn without_reading(self) -> anyhow::Result<()> {
-        if self.device == Device::Cpu {
-            let what = if self.synthetic_cache { "a synthetic cache" } else { "sessions" };
-            return Err(Error::Unsupported { what: format!("{what} on the CPU") }.into());
-        }
+        let what = if self.synthetic_cache { "a synthetic cache" } else { "sessions" };
+        let device = need_gpu(self.device, what)?;
         let model = self.model.clone().unwrap_or_default();
-        let args = ModelArgs { model: model.clone(), device: Device::Gpu, verbose: self.verbose };
+        let args = ModelArgs { model: model.clone(), device, verbose: self.verbose };
         let gpu = super::runtime::choose(&args)?.context("a GPU, a software one will do")?;
         if self.synthetic_cache {
             let (context, generate) = (self.context.unwrap_or(1 << 20), self.generate.unwrap_or(4));
@@ -194,6 +203,14 @@ impl Bench {
             return Ok(writeln!(out)?);
         }
         Ok(write!(out, "{report}")?)
+    }
+}
+
+/// What is not measured on the CPU.
+fn need_gpu(device: Device, what: &str) -> crate::Result<Device> {
+    match device {
+        Device::Cpu => Err(Error::Unsupported { what: format!("{what} on the CPU") }),
+        _ => Ok(Device::Gpu),
     }
 }
 

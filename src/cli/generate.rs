@@ -1,11 +1,12 @@
 //! `cedra generate`: a prompt in, text out.
 
-use super::runtime::Opened;
+use super::runtime::{Drafts, Opened};
 use super::session::{check_read, name_of_session, open_store, saved, Kept, Place, Settings};
 use super::{progress, ModelArgs};
 use crate::reading::Prefill;
 use crate::reference::sequence::check_room;
 use crate::sampling::{Request, Sampling};
+use crate::spec::{Counters, Draft};
 use crate::text::{StreamDecoder, Tokenizer};
 use anyhow::Context;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -31,15 +32,25 @@ pub(super) struct SamplingArgs {
     /// The same seed, settings and text give the same tokens.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    /// Tokens that the model's draft stages guess for each pass to verify: a number, `off`, or `auto`, which measures what pays.
+    /// Greedy text is the same with every choice, and drawn text as likely. `auto` on a GPU that is no software one and at
+    /// temperature 0, else `off`.
+    #[arg(long, value_name = "auto|off|N")]
+    draft: Option<Draft>,
 }
 
 impl SamplingArgs {
     /// The request that they make.
     pub(super) fn request(&self, stop_ids: Vec<u32>) -> crate::Result<Request> {
-        let Self { max_tokens, temperature, top_p, top_k, seed } = *self;
+        let Self { max_tokens, temperature, top_p, top_k, seed, .. } = *self;
         let request = Request { max_tokens, sampling: Sampling { temperature, top_p, top_k, seed }, stop_ids };
         request.validate(usize::MAX)?;
         Ok(request)
+    }
+
+    /// What they say of drafts.
+    pub(super) fn drafts(&self) -> Drafts {
+        Drafts { asked: self.draft, greedy: self.temperature == 0.0 }
     }
 }
 
@@ -107,7 +118,7 @@ impl Generate {
         }
         let prompt = self.prompt(&opened, true)?;
         check_room(prompt.len(), request.max_tokens, config.max_position_embeddings)?;
-        let mut runtime = opened.start(&self.model, prompt.len() + request.max_tokens)?;
+        let mut runtime = opened.start(&self.model, prompt.len() + request.max_tokens, self.sampling.drafts())?;
         let load_seconds = started.elapsed().as_secs_f64();
 
         let reading = Instant::now();
@@ -123,7 +134,7 @@ impl Generate {
             }
             voice.end()?
         };
-        let (device, counters) = (runtime.description(), runtime.counters());
+        let (device, counters, draft) = (runtime.description(), runtime.counters(), runtime.draft_counters());
         self.report(&Outcome {
             prompt: &prompt,
             written: &written,
@@ -132,6 +143,7 @@ impl Generate {
             reading,
             device: &device,
             counters,
+            draft,
             session: None,
         })
     }
@@ -145,7 +157,8 @@ impl Generate {
         request: &Request,
         started: Instant,
     ) -> anyhow::Result<()> {
-        let settings = Settings { model: self.model.clone(), name, rings: None, quiet: self.json };
+        let drafts = self.sampling.drafts();
+        let settings = Settings { model: self.model.clone(), name, rings: None, quiet: self.json, drafts };
         settings.need_gpu()?;
         let store = open_store(store)?;
         let manifest = saved(&*store, name)?;
@@ -165,6 +178,7 @@ impl Generate {
             reading,
             device: &gpu.describe(),
             counters: serde_json::to_value(gpu.counters())?,
+            draft: place.draft_counters()?,
             session: Some(kept),
         })?;
         place.end()
@@ -203,6 +217,7 @@ impl Generate {
                     if ids.len() > 1 { (ids.len() - 1) as f64 / decode_seconds } else { 0.0 },
             },
             "counters": outcome.counters,
+            "draft": outcome.draft,
         });
         if let Some(kept) = &outcome.session {
             report["session"] = serde_json::to_value(kept)?;
@@ -220,6 +235,7 @@ struct Outcome<'a> {
     reading: Instant,
     device: &'a str,
     counters: serde_json::Value,
+    draft: Counters,
     session: Option<Kept>,
 }
 

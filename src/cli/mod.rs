@@ -1,6 +1,7 @@
 //! The `cedra` binary: a thin skin over the library.
 
 mod bench;
+mod drafts;
 mod generate;
 pub mod inspect;
 mod interrupt;

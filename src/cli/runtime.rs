@@ -6,6 +6,7 @@ use crate::gpu::{DeviceOptions, Gpu};
 use crate::model::{Model, Options, Sequence};
 use crate::reading::Prefill;
 use crate::sampling::Request;
+use crate::spec::{Counters, Draft};
 use crate::text::{NgramTables, Tokenizer};
 use crate::{reference, Error, Result};
 use std::ops::ControlFlow;
@@ -19,8 +20,26 @@ pub(super) trait Runtime {
     fn append(&mut self, tokens: &[u32], prefill: Prefill, progress: &mut dyn FnMut(usize)) -> Result<()>;
     /// Makes tokens until a stop id, `max_tokens` or an error.
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>>;
+    /// What drafting did.
+    fn draft_counters(&self) -> Counters;
     /// What was counted since the start, as JSON; null on the CPU.
     fn counters(&self) -> serde_json::Value;
+}
+
+/// Whether tokens are drafted, as far as a command says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Drafts {
+    /// What was asked for.
+    pub asked: Option<Draft>,
+    /// Whether the most likely tokens are taken.
+    pub greedy: bool,
+}
+
+impl Drafts {
+    /// What that means on a device; none is the CPU.
+    pub fn on(self, gpu: Option<&Gpu>) -> Draft {
+        self.asked.unwrap_or_else(|| Draft::usual(self.greedy, gpu.is_none_or(Gpu::is_software)))
+    }
 }
 
 /// A model's files, opened and checked.
@@ -51,11 +70,18 @@ impl Opened {
     }
 
     /// Loads the model on the device that was asked for.
-    pub fn start(&self, args: &ModelArgs, context: usize) -> Result<Box<dyn Runtime>> {
-        if let Some(gpu) = choose(args)? {
-            return Ok(Box::new(self.gpu(gpu, Options { context, ..Options::default() })?));
+    pub fn start(&self, args: &ModelArgs, context: usize, drafts: Drafts) -> Result<Box<dyn Runtime>> {
+        let gpu = choose(args)?;
+        let draft = drafts.on(gpu.as_deref());
+        if let Some(gpu) = gpu {
+            let options = Options { context, draft: draft != Draft::Off, ..Options::default() };
+            let mut sequence = self.gpu(gpu, options)?;
+            sequence.set_draft(draft)?;
+            return Ok(Box::new(sequence));
         }
-        Ok(Box::new(self.cpu()?))
+        let mut sequence = self.cpu()?;
+        sequence.set_draft(draft)?;
+        Ok(Box::new(sequence))
     }
 
     /// Loads the model on a GPU, with an empty text.
@@ -118,6 +144,9 @@ impl Runtime for Sequence {
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
         Ok(Box::new(Sequence::generate(self, request)?))
     }
+    fn draft_counters(&self) -> Counters {
+        Sequence::draft_counters(self).clone()
+    }
     fn counters(&self) -> serde_json::Value {
         serde_json::to_value(self.gpu().counters()).expect("counters are plain numbers")
     }
@@ -133,6 +162,9 @@ impl Runtime for reference::sequence::Sequence {
     }
     fn generate<'a>(&'a mut self, request: &Request) -> Result<Box<dyn Iterator<Item = Result<u32>> + 'a>> {
         Ok(Box::new(reference::sequence::Sequence::generate(self, request)?))
+    }
+    fn draft_counters(&self) -> Counters {
+        reference::sequence::Sequence::draft_counters(self).clone()
     }
     fn counters(&self) -> serde_json::Value {
         serde_json::Value::Null

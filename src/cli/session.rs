@@ -2,7 +2,7 @@
 
 use super::generate::{finish, print_json, read_text, PrefillArg, SamplingArgs, Voice, Written};
 use super::interrupt::{Interrupt, Interrupted};
-use super::runtime::{self, Opened};
+use super::runtime::{self, Drafts, Opened};
 use super::{progress, Device, ModelArgs};
 use crate::checkpoint::Fingerprint;
 use crate::gpu::Gpu;
@@ -12,6 +12,7 @@ use crate::reference::sequence::{check_room, check_tokens};
 use crate::sampling::Request;
 use crate::session::{Append as How, Engine, Rings, Session};
 use crate::snapshot::{Manifest, RecordRef};
+use crate::spec::{Counters, Draft};
 use crate::store::{RecordId, RedbStore, Store, MAX_NAME};
 use crate::Error;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
@@ -271,6 +272,8 @@ pub(super) struct Settings<'a> {
     pub rings: Option<Rings>,
     /// Whether standard error hears nothing of what was done.
     pub quiet: bool,
+    /// Whether tokens are drafted.
+    pub drafts: Drafts,
 }
 
 impl Settings<'_> {
@@ -323,7 +326,7 @@ impl Place {
         manifest: Option<&Manifest>,
         more: usize,
     ) -> anyhow::Result<Self> {
-        let Settings { model, name, rings, quiet } = settings;
+        let Settings { model, name, rings, quiet, drafts } = settings;
         let length = manifest.map_or(0, |manifest| manifest.tokens as usize);
         check_room(length, more, opened.checkpoint.config().max_position_embeddings)?;
         let tokenizer = std::fs::read(model.model.join("tokenizer.json")).ok();
@@ -333,10 +336,13 @@ impl Place {
         }
         let gpu = runtime::choose(&ModelArgs { device: Device::Gpu, ..model.clone() })?.expect("a GPU was asked for");
         let started = Instant::now();
-        let loaded = opened.load(gpu, Options { context: (length + more).max(1), ..Options::default() })?;
+        let draft = drafts.on(Some(&gpu));
+        let options = Options { context: (length + more).max(1), draft: draft != Draft::Off, ..Options::default() };
+        let loaded = opened.load(gpu, options)?;
         let engine = Engine::new(loaded, fingerprint);
         engine.attach(&store)?;
-        let session = if manifest.is_some() { engine.open(&store, name)? } else { engine.session()? };
+        let mut session = if manifest.is_some() { engine.open(&store, name)? } else { engine.session()? };
+        session.set_draft(draft)?;
         if model.verbose {
             eprintln!("cedra: loaded in {:.1} s", started.elapsed().as_secs_f64());
         }
@@ -354,6 +360,11 @@ impl Place {
             interrupt: None,
             cut: None,
         })
+    }
+
+    /// What drafting did.
+    pub fn draft_counters(&self) -> crate::Result<Counters> {
+        Ok(self.session.draft_counters()?.clone())
     }
 
     /// Reads tokens, and says what did not have to be read. Ctrl-C ends it early.
@@ -481,7 +492,7 @@ impl Target {
             RingsArg::Saved => Rings::Saved,
         });
         let model = ModelArgs { model: self.model.clone(), device: self.device, verbose: self.verbose };
-        Settings { model, name: &self.name, rings, quiet }
+        Settings { model, name: &self.name, rings, quiet, drafts: Drafts::default() }
     }
 
     /// The model's files, the store, and what was saved of the session.
@@ -538,7 +549,7 @@ impl Ask {
         let request = Request { stop_ids: vec![opened.checkpoint.config().eos_token_id], ..request };
         let tokens = text_ids(&opened, &manifest, &self.question)?;
         check_read(&opened, Some(&manifest), &tokens)?;
-        let settings = self.target.settings(self.json);
+        let settings = Settings { drafts: self.sampling.drafts(), ..self.target.settings(self.json) };
         let mut place = Place::new(&settings, opened, store, Some(&manifest), tokens.len() + request.max_tokens)?;
         place.read(&tokens, self.prefill.into())?;
         let (written, kept) = place.answer(&request)?;

@@ -253,6 +253,11 @@ impl Gpu {
         find(kernel, variant).is_some_and(|shader| self.features.cover(shader.needs))
     }
 
+    /// Whether the adapter is a CPU.
+    pub fn is_software(&self) -> bool {
+        self.adapter.device_type == wgpu::DeviceType::Cpu
+    }
+
     /// Adapter, features and limits, in one line.
     pub fn describe(&self) -> String {
         format!(

@@ -30,14 +30,7 @@ impl RingCommit {
     ///
     /// # Errors
     /// Those of [`Gpu::pipeline`] and [`Gpu::uniform`].
-    pub fn new(
-        gpu: &Gpu,
-        step: &Buffer,
-        head_dim: usize,
-        slots: usize,
-        chunk: &Buffer,
-        ring: &Buffer,
-    ) -> Result<Self> {
+    pub fn new(gpu: &Gpu, step: &Buffer, head_dim: usize, slots: usize, chunk: &Buffer, ring: &Buffer) -> Result<Self> {
         let params = Params { row_words: CacheFormat::Fp8.row_words(head_dim) as u32, slots: slots as u32 };
         let uniform = gpu.uniform("ring_commit params", &params)?;
         let pipeline = gpu.pipeline("ring_commit", "plain", &[])?;

@@ -204,14 +204,7 @@ impl DraftKernels {
                 round,
                 [&block.step, &block.tokens],
             )?,
-            markov_embed: Embed::new(
-                gpu,
-                &draft.markov_embed,
-                &cache.step,
-                &cache.tokens,
-                &scratch.markov_rows,
-                1,
-            )?,
+            markov_embed: Embed::new(gpu, &draft.markov_embed, &cache.step, &cache.tokens, &scratch.markov_rows, 1)?,
             markov: (0..sizes.block).map(markov).collect::<Result<_>>()?,
             pick: DraftPick::new(
                 gpu,

@@ -1,8 +1,10 @@
 //! What a step leaves behind, to be shown: the entries that its token attended to, the n-grams that it looked up. Nothing runs for it.
 
 use super::Sequence;
+use crate::cache::ROUND_RING;
 use crate::config::Candidates;
-use crate::gpu::Buffer;
+
+use crate::kernels::verify::record_words;
 use crate::kernels::Step;
 use crate::reference::engram_gather::{compress, hash, BEFORE_TEXT};
 use crate::{Error, Result};
@@ -42,11 +44,11 @@ pub struct Ngrams {
     pub rows: Vec<Vec<u32>>,
 }
 
-/// The next list of so many words: a count, then what is listed.
-fn take(lists: &mut &[u32], words: usize) -> Vec<u32> {
-    let (list, rest) = lists.split_at(words);
-    *lists = rest;
-    list[1..].iter().take(list[0] as usize).copied().collect()
+/// The row of the last token that was read and stands, in the last of `rounds` rounds that made one.
+fn last_row(records: &[u32], rounds: usize) -> Option<usize> {
+    let words = records.len() / ROUND_RING;
+    let made = |back: usize| records[(rounds - back) % ROUND_RING * words] as usize;
+    (1..=rounds.min(ROUND_RING)).map(made).find(|&made| made > 0).map(|made| made - 1)
 }
 
 impl Sequence {
@@ -57,21 +59,22 @@ impl Sequence {
     /// The device's; [`Error::NonFinite`] when the step's logits were not finite.
     pub async fn attention_async(&self) -> Result<Option<Attention>> {
         let model = &*self.model;
-        let mine = |looked: Option<u64>| looked.is_some_and(|number| number == model.steps.load(Relaxed));
-        if !mine(self.looked) {
-            return Ok(None);
-        }
+        let mine = |number| number == model.steps.load(Relaxed);
+        let Some((number, round)) = self.looked.filter(|&(number, _)| mine(number)) else { return Ok(None) };
         let (config, scratch) = (&model.config, &model.scratch);
-        let lists: Vec<(&Buffer, usize)> =
-            scratch.selections.iter().flatten().map(|b| (b, model.layout.selection)).collect();
+        // A round has a row for each token that it verified; which of them was the last to stand, its record says.
+        let draft = self.cache.draft.as_ref().filter(|_| round);
+        let rows = if round { 1 + model.block_size() } else { 1 };
+        let whole = |words: usize| 4 * (rows * words) as u64;
         let mut parts = vec![(&self.cache.step, 0, size_of::<Step>() as u64)];
-        parts.extend(lists.iter().map(|&(buffer, words)| (buffer, 0, 4 * words as u64)));
+        parts.extend(draft.map(|draft| (&draft.out, 0, draft.out.bytes())));
+        parts.extend(scratch.selections.iter().flatten().map(|list| (list, 0, whole(model.layout.selection))));
         if config.layers.iter().any(|layer| layer.candidates == Candidates::Source) {
-            parts.push((&scratch.candidates, 0, 4 * model.layout.candidates as u64));
+            parts.push((&scratch.candidates, 0, whole(model.layout.candidates)));
         }
         let bytes = model.gpu.read_parts(&parts).await?;
         // Another text may have run while this one waited.
-        if !mine(self.looked) {
+        if !mine(number) {
             return Ok(None);
         }
         let (step, lists) = bytes.split_at(size_of::<Step>());
@@ -83,10 +86,22 @@ impl Sequence {
         }
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(lists);
         let mut lists = words.as_slice();
-        let topk = model.layout.selection;
+        let mut row = 0;
+        if draft.is_some() {
+            let (records, rest) = lists.split_at(ROUND_RING * record_words(model.block_size()));
+            lists = rest;
+            row = last_row(records, step.round as usize).unwrap_or(0);
+        }
+        let mut take = |words: usize| {
+            let (list, rest) = lists.split_at(rows * words);
+            lists = rest;
+            let list = &list[row * words..][..words];
+            list[1..][..list[0].min(words as u32 - 1) as usize].to_vec()
+        };
         let selected: Vec<Option<Vec<u32>>> =
-            scratch.selections.iter().map(|there| there.as_ref().map(|_| take(&mut lists, topk))).collect();
-        let blocks = if lists.is_empty() { vec![] } else { take(&mut lists, model.layout.candidates) };
+            scratch.selections.iter().map(|there| there.as_ref().map(|_| take(model.layout.selection))).collect();
+        let source = config.layers.iter().any(|layer| layer.candidates == Candidates::Source);
+        let blocks = if source { take(model.layout.candidates) } else { vec![] };
         let layers = config.layers.iter().map(|layer| {
             let floor = if layer.index < config.decoder() { step.encoder_floor } else { step.decoder_floor };
             let source = layer.index_source.map(|source| &config.layers[source]);

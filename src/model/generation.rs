@@ -52,8 +52,10 @@ pub(super) struct Run {
     next: Option<Option<Plan>>,
     /// When the last record arrived, if it was waited for.
     arrived: Option<f64>,
-    /// Arrived and not taken.
-    ready: VecDeque<u32>,
+    /// Arrived and not taken: tokens, and whether they were drafted.
+    ready: VecDeque<(u32, bool)>,
+    /// Whether the token taken last was drafted.
+    drafted: bool,
     finish: Option<Finish>,
     /// Position of a row whose logits are not finite: what is ready comes before it.
     failed: Option<usize>,
@@ -147,6 +149,11 @@ impl Sequence {
         Ok(())
     }
 
+    /// How many tokens are drafted.
+    pub fn draft(&self) -> Draft {
+        self.scheduler.draft()
+    }
+
     /// What drafting did since it was chosen.
     pub fn draft_counters(&self) -> &Counters {
         self.scheduler.counters()
@@ -207,6 +214,7 @@ impl Sequence {
             next: None,
             arrived: None,
             ready: VecDeque::new(),
+            drafted: false,
             finish: None,
             failed: None,
         });
@@ -275,7 +283,7 @@ impl Sequence {
         if submitted == 1 || (drawn as usize + submitted).is_multiple_of(READBACK_TOKENS) || last {
             run.steps.cover(&mut self.readback, &mut recording, &self.cache.out);
         }
-        self.looked = Some(self.model.steps.fetch_add(1, Relaxed) + 1);
+        self.looked = Some((self.model.steps.fetch_add(1, Relaxed) + 1, false));
         self.model.gpu.submit(recording)
     }
 
@@ -318,9 +326,7 @@ impl Sequence {
         let taken = self.readback.copy(&mut recording, &[(&draft.out, slot as u64 * bytes, bytes)]);
         debug_assert!(taken, "fewer rounds ahead than slots");
         run.rounds.sent.push_back(plan);
-        model.steps.fetch_add(1, Relaxed);
-        // Its last step is the one that was refused, if one was.
-        self.looked = None;
+        self.looked = Some((model.steps.fetch_add(1, Relaxed) + 1, true));
         model.gpu.submit(recording)
     }
 
@@ -340,9 +346,9 @@ impl Sequence {
                 let made = Made::of(&words);
                 if run.finish.is_none() && run.failed.is_none() {
                     let Made { verified, accepted, .. } = made;
-                    let seconds = since;
-                    self.take_tokens(&made.tokens, made.status);
-                    self.scheduler.end(Some(&plan), Round { verified, accepted, seconds });
+                    let round = Round { tokens: made.tokens.len(), verified, accepted, seconds: since };
+                    self.take_tokens(&made.tokens, accepted, made.status);
+                    self.scheduler.end(Some(&plan), round);
                 }
             }
             None => {
@@ -352,8 +358,9 @@ impl Sequence {
                     run.steps.received += 1;
                     if run.finish.is_none() && run.failed.is_none() {
                         let tokens = if record[1] == NON_FINITE { &[] } else { &record[..1] };
-                        self.take_tokens(tokens, record[1]);
-                        self.scheduler.end(None, Round { verified: 0, accepted: 0, seconds });
+                        self.take_tokens(tokens, 0, record[1]);
+                        let round = Round { tokens: tokens.len(), verified: 0, accepted: 0, seconds };
+                        self.scheduler.end(None, round);
                     }
                 }
             }
@@ -366,14 +373,14 @@ impl Sequence {
         Ok(())
     }
 
-    /// Puts tokens that a step or a round made behind the text.
-    fn take_tokens(&mut self, tokens: &[u32], status: u32) {
+    /// Puts tokens that a step or a round made behind the text. The first `accepted` of them were drafted.
+    fn take_tokens(&mut self, tokens: &[u32], accepted: usize, status: u32) {
         let run = self.run.as_mut().expect("a run is in progress");
         self.tokens.extend(tokens);
         self.cached += tokens.len();
         self.generator.drawn = self.generator.drawn.wrapping_add(tokens.len() as u32);
         run.made += tokens.len();
-        run.ready.extend(tokens);
+        run.ready.extend(tokens.iter().enumerate().map(|(i, &token)| (token, i < accepted)));
         if status == NON_FINITE {
             run.failed = Some(self.cached);
             self.cached += 1;
@@ -444,7 +451,8 @@ impl Generation<'_> {
     pub async fn next_token(&mut self) -> Result<Option<u32>> {
         loop {
             let Some(run) = self.sequence.run.as_mut() else { return Ok(None) };
-            if let Some(token) = run.ready.pop_front() {
+            if let Some((token, drafted)) = run.ready.pop_front() {
+                run.drafted = drafted;
                 return Ok(Some(token));
             }
             if let Some(position) = run.failed {
@@ -457,6 +465,11 @@ impl Generation<'_> {
             self.sequence.send_ahead().await?;
             self.sequence.take_oldest().await?;
         }
+    }
+
+    /// Whether the token that was given last had been drafted. Of the tokens of a round, all but the last had.
+    pub fn drafted(&self) -> bool {
+        self.sequence.run.as_ref().is_some_and(|run| run.drafted)
     }
 
     /// The sequence.

@@ -8,6 +8,7 @@ use crate::config::Role;
 use crate::gpu::{Buffer, Copied};
 use crate::kernels::verify::record_words;
 use crate::layout::{Layout, PAGE_TOKENS};
+use crate::snapshot::DraftWindow;
 use crate::Result;
 use std::sync::Arc;
 
@@ -36,6 +37,8 @@ pub struct Moment {
 struct Windows {
     remainders: usize,
     rings: Option<usize>,
+    /// Of the draft stages, and the lowest position that they see.
+    draft: Option<(usize, usize)>,
 }
 
 /// What a [`Moment`] was.
@@ -52,6 +55,8 @@ pub struct Past {
     /// Remainders, with zeros in the places that hold nothing of the text, and rings if they were asked for. None when they are
     /// not those of the text.
     pub windows: Option<(Vec<f32>, Option<Vec<u32>>)>,
+    /// What the draft stages see of the text, if rings were asked for and the stages are loaded.
+    pub draft: Option<DraftWindow>,
 }
 
 impl Past {
@@ -94,8 +99,15 @@ impl Sequence {
             let remainders: Vec<_> = cache.remainders.iter().flatten().map(whole).collect();
             let rings: Option<Vec<_>> = rings.then(|| cache.rings.iter().map(whole).collect());
             let bytes = |parts: &[(&Buffer, u64, u64)]| parts.iter().map(|(.., bytes)| *bytes as usize).sum();
-            windows = Some(Windows { remainders: bytes(&remainders), rings: rings.as_deref().map(bytes) });
-            parts.extend(remainders.into_iter().chain(rings.into_iter().flatten()));
+            let stages = cache.draft.as_ref().filter(|_| rings.is_some());
+            let draft: Option<Vec<_>> = stages.map(|draft| draft.rings.iter().map(whole).collect());
+            windows = Some(Windows {
+                remainders: bytes(&remainders),
+                rings: rings.as_deref().map(bytes),
+                draft: draft.as_deref().map(|rings| (bytes(rings), self.draft_floor)),
+            });
+            let rings = rings.into_iter().chain(draft).flatten();
+            parts.extend(remainders.into_iter().chain(rings));
         }
         parts.retain(|(.., bytes)| *bytes > 0);
         let copy = if parts.is_empty() { None } else { Some(model.gpu.copy_out(&parts)?) };
@@ -131,9 +143,13 @@ impl Moment {
             let words = record_words(model.block_size());
             read_rounds(take(ROUND_RING * words), words, ahead, &mut tokens, &mut standing);
         }
-        let windows = windows.map(|Windows { remainders, rings }| {
-            let remainders = saved_remainders(&model, take(remainders / 4), standing.cached);
-            (remainders, rings.map(|rings| saved_rings(&model, take(rings / 4), standing.cached)))
+        let mut draft = None;
+        let windows = windows.map(|all| {
+            let remainders = saved_remainders(&model, take(all.remainders / 4), standing.cached);
+            let mut saved = |bytes: usize| saved_rings(&model, take(bytes / 4), standing.cached);
+            let rings = all.rings.map(&mut saved);
+            draft = all.draft.map(|(bytes, floor)| DraftWindow { floor: floor as u32, rings: saved(bytes) });
+            (remainders, rings)
         });
         // A text that a step ahead has ended is shorter than it might have been.
         standing.paged = standing.kept.max(standing.cached);
@@ -148,7 +164,7 @@ impl Moment {
             blank(&model, &mut words, within);
             words
         });
-        Ok(Past { tokens, standing, pages, begun, windows })
+        Ok(Past { tokens, standing, pages, begun, windows, draft })
     }
 }
 
@@ -252,6 +268,13 @@ impl Sequence {
             }
         }
         self.upload_rings(&self.cache().rings, rings, cached);
+    }
+
+    /// Gives a sequence with the windows of a text what the draft stages saw of it. Nothing where they are not loaded.
+    pub fn upload_draft(&mut self, window: &DraftWindow, cached: usize) {
+        let Some(draft) = &self.cache.draft else { return };
+        self.upload_rings(&draft.rings, &window.rings, cached);
+        self.draft_floor = window.floor as usize;
     }
 
     fn upload_rings(&self, to: &[Buffer], rings: &[u32], cached: usize) {

@@ -52,8 +52,8 @@ pub struct Sequence {
     /// Lowest position whose keys drafted blocks may see.
     pub(super) draft_floor: usize,
     replayed: usize,
-    /// Number of the step that was sent last, if it makes a token.
-    pub(super) looked: Option<u64>,
+    /// Number of the step that was sent last, if it makes tokens, and whether it is a round of drafting.
+    pub(super) looked: Option<(u64, bool)>,
     /// What was before a reading that has not ended.
     reading: Option<Before>,
     pub(super) run: Option<Run>,

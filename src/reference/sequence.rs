@@ -222,8 +222,9 @@ impl Generation<'_> {
         let drafted = plan.as_ref().map_or(vec![], |plan| self.sequence.draft(plan, &self.request, most));
         let (accepted, made) = self.sequence.verify(&drafted, &self.request)?;
         self.ready = made;
+        let tokens = self.ready.iter().filter(|made| !matches!(made, Made::NonFinite { .. })).count();
         let seconds = Some(spec::seconds() - started);
-        self.sequence.scheduler.end(plan.as_ref(), Round { verified: drafted.len(), accepted, seconds });
+        self.sequence.scheduler.end(plan.as_ref(), Round { tokens, verified: drafted.len(), accepted, seconds });
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use crate::model::{Finish, Generation, LayerRows, Model, Progress, Sequence};
 use crate::reading::{Prefill, Replay};
 use crate::reference::sequence::{check_room, check_tokens};
 use crate::sampling::Request;
+use crate::spec::{Counters, Draft};
 use crate::store::Store;
 use crate::{Error, Result};
 use prefix::{Owner, PrefixIndex};
@@ -283,15 +284,45 @@ impl Session {
         Ok(whole)
     }
 
+    /// How many tokens are drafted from now on; see [`Sequence::set_draft`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`], and as [`Sequence::set_draft`].
+    pub fn set_draft(&mut self, draft: Draft) -> Result<()> {
+        self.sequence()?.set_draft(draft)
+    }
+
+    /// What drafting did since it was chosen.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn draft_counters(&self) -> Result<&Counters> {
+        Ok(self.open_sequence()?.draft_counters())
+    }
+
     /// Begins to make tokens; see [`Sequence::generate_async`].
     ///
     /// # Errors
     /// [`Error::Closed`], and as [`Sequence::generate_async`].
     pub async fn generate_async(&mut self, request: &Request) -> Result<Writing<'_>> {
+        let draft = self.sequence.as_ref().map_or(Draft::Off, Sequence::draft);
+        self.generate_drafting_async(request, draft).await
+    }
+
+    /// [`Session::set_draft`] and [`Session::generate_async`]: when either is refused, nothing has changed.
+    ///
+    /// # Errors
+    /// As both.
+    pub async fn generate_drafting_async(&mut self, request: &Request, draft: Draft) -> Result<Writing<'_>> {
         let (engine, number) = (&self.engine, self.number);
         let sequence = self.sequence.as_mut().ok_or(Error::Closed)?;
         request.validate(engine.model.config().vocab_size)?;
+        draft.validate(engine.model.block_size())?;
         check_room(sequence.len(), request.max_tokens, engine.model.layout().context)?;
+        if draft != sequence.draft() {
+            sequence.settle_async().await?;
+            sequence.set_draft(draft)?;
+        }
         let generation = sequence.generate_async(request).await?;
         Ok(Writing { generation, engine, number, ledger: &self.ledger })
     }
@@ -431,6 +462,11 @@ impl Writing<'_> {
     /// As [`Generation::next_token`].
     pub async fn next_token(&mut self) -> Result<Option<u32>> {
         self.generation.next_token().await
+    }
+
+    /// Whether the token that was given last had been drafted; see [`Generation::drafted`].
+    pub fn drafted(&self) -> bool {
+        self.generation.drafted()
     }
 
     /// Why it ended; none while it goes on, and after an error.

@@ -244,7 +244,7 @@ async fn write(
     previous: Option<&Saved>,
 ) -> Result<(Saved, Written)> {
     let model = &*engine.model;
-    let Past { tokens, standing, pages, begun, windows } = past;
+    let Past { tokens, standing, pages, begun, windows, draft } = past;
     let head = Head {
         fingerprint: engine.fingerprint,
         geometry: geometry(model),
@@ -259,6 +259,7 @@ async fn write(
         remainders: remainders.clone(),
         history: past.history(model),
         rings: rings.clone(),
+        draft: draft.clone(),
     });
     let mut writer = Writer::new(store, name, previous, head)?.expecting(state.as_ref());
     let done = match feed(model, pages, &mut writer).await {
@@ -316,6 +317,9 @@ impl Engine {
                 let standing = Standing { cached: cached as usize, paged, floors, kept: paged, generator };
                 sequence.upload_windows(remainders, rings, standing.cached);
                 sequence.resume_exactly(tokens, pages, &standing);
+                if let Some(window) = reader.state.as_ref().and_then(|state| state.draft.as_ref()) {
+                    sequence.upload_draft(window, standing.cached);
+                }
             }
             _ => sequence.resume(tokens, pages, paged, generator),
         }

@@ -16,6 +16,7 @@ const VERSION: u32 = 1;
 const TAIL: u32 = 1;
 const STATE: u32 = 2;
 const RINGS: u32 = 4;
+const DRAFT: u32 = 8;
 
 /// Sizes that pages, rings and remainders follow from. They follow from the config themselves; they are written down so
 /// that a program that lays out pages otherwise does not take these for its own.
@@ -61,6 +62,11 @@ impl Geometry {
     pub fn ring_words(&self) -> u64 {
         let row = CacheFormat::Fp8.row_words(self.head_dim as usize) as u64;
         u64::from(self.layers).saturating_mul(u64::from(self.window)).saturating_mul(row)
+    }
+    /// Whether so many words are whole rings.
+    pub(super) fn are_rings(&self, words: u64) -> bool {
+        let row = CacheFormat::Fp8.row_words(self.head_dim as usize) as u64;
+        words.is_multiple_of((u64::from(self.window) * row).max(1))
     }
 
     fn problem(&self) -> Option<String> {
@@ -144,6 +150,8 @@ pub struct Manifest {
     pub state: Option<RecordRef>,
     /// Whether the state record has the window rings.
     pub rings: bool,
+    /// Whether it has those of the draft stages.
+    pub draft: bool,
 }
 
 impl Manifest {
@@ -200,7 +208,8 @@ impl Manifest {
             write_record(&mut out, &run.record);
             out.words(&[run.first, run.pages, run.used]);
         }
-        let flags = [(self.tail.is_some(), TAIL), (self.state.is_some(), STATE), (self.rings, RINGS)];
+        let flags =
+            [(self.tail.is_some(), TAIL), (self.state.is_some(), STATE), (self.rings, RINGS), (self.draft, DRAFT)];
         out.u32(flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum());
         for record in [&self.tail, &self.state].into_iter().flatten() {
             write_record(&mut out, record);
@@ -275,12 +284,12 @@ impl Manifest {
             page_runs.push(PageRun { record, first, pages: input.u32()?, used: input.u32()? });
         }
         let flags = input.u32()?;
-        if flags >= 2 * RINGS {
+        if flags >= 2 * DRAFT {
             return None;
         }
         let tail = if flags & TAIL != 0 { Some(read_record(input)?) } else { None };
         let state = if flags & STATE != 0 { Some(read_record(input)?) } else { None };
-        let rings = flags & RINGS != 0;
+        let (rings, draft) = (flags & RINGS != 0, flags & DRAFT != 0);
         Some(Self {
             fingerprint,
             geometry,
@@ -295,6 +304,7 @@ impl Manifest {
             tail,
             state,
             rings,
+            draft,
         })
     }
 
@@ -321,7 +331,7 @@ impl Manifest {
             let there = if self.tail.is_some() { "a record" } else { "no record" };
             return Err(format!("{there} of what comes after {} of {} tokens", self.tail_start(), self.tokens));
         }
-        if self.rings && self.state.is_none() {
+        if (self.rings || self.draft) && self.state.is_none() {
             return Err("window rings without a state record".into());
         }
         Ok(())

@@ -17,7 +17,7 @@ mod writer;
 pub use crate::sampling::Generator;
 pub use manifest::{Geometry, Manifest, PagePart, PageRun, RecordRef, TokenRun};
 pub use reader::{Pages, Reader};
-pub use records::State;
+pub use records::{DraftWindow, State};
 pub use writer::{Head, Saved, Writer, Written};
 
 use crate::store::Store;

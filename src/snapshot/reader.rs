@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
         let state = match &manifest.state {
             Some(record) => {
                 let bytes = fetch(store, record).await?;
-                bytes.and_then(|bytes| read_state(&bytes, &manifest.geometry, manifest.rings))
+                bytes.and_then(|bytes| read_state(&bytes, &manifest.geometry, manifest.rings, manifest.draft))
             }
             None => None,
         };

@@ -96,6 +96,17 @@ pub struct State {
     pub history: Vec<u32>,
     /// Window rings of all layers, in order: (W, packed window key) each. None when they were not saved.
     pub rings: Option<Vec<u32>>,
+    /// What the draft stages see of the text. None when it was not saved.
+    pub draft: Option<DraftWindow>,
+}
+
+/// What the draft stages see of a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftWindow {
+    /// Lowest position whose keys may be seen.
+    pub floor: u32,
+    /// Rings of all stages, in order: (W, packed window key) each.
+    pub rings: Vec<u32>,
 }
 
 impl State {
@@ -104,13 +115,15 @@ impl State {
         self.remainders.len() as u64 == geometry.remainder_words()
             && self.history.len() == geometry.history as usize
             && self.rings.as_ref().is_none_or(|rings| rings.len() as u64 == geometry.ring_words())
+            && self.draft.as_ref().is_none_or(|draft| geometry.are_rings(draft.rings.len() as u64))
     }
 }
 
 /// Bytes of a record of this state.
 pub(super) fn state_bytes(state: &State) -> u64 {
     let rings = state.rings.as_ref().map_or(0, Vec::len);
-    16 + 4 * (state.remainders.len() + state.history.len() + rings) as u64
+    let draft = state.draft.as_ref().map_or(0, |draft| 2 + draft.rings.len());
+    16 + 4 * (state.remainders.len() + state.history.len() + rings + draft) as u64
 }
 
 pub(super) fn write_state(state: &State) -> Vec<u8> {
@@ -123,10 +136,16 @@ pub(super) fn write_state(state: &State) -> Vec<u8> {
     out.words(bytemuck::cast_slice(&state.remainders));
     out.words(&state.history);
     out.words(rings);
+    if let Some(DraftWindow { floor, rings }) = &state.draft {
+        out.u32(*floor);
+        out.u32(rings.len() as u32);
+        out.words(rings);
+    }
     out.0
 }
 
-pub(super) fn read_state(bytes: &[u8], geometry: &Geometry, with_rings: bool) -> Option<State> {
+/// `with_rings` and `with_draft` say whether the record has the window rings, and the draft stages'.
+pub(super) fn read_state(bytes: &[u8], geometry: &Geometry, with_rings: bool, with_draft: bool) -> Option<State> {
     let mut input = Input(bytes);
     if input.u32()? != STATE {
         return None;
@@ -134,6 +153,13 @@ pub(super) fn read_state(bytes: &[u8], geometry: &Geometry, with_rings: bool) ->
     let [remainders, history, rings] = [input.u32()?, input.u32()?, input.u32()?].map(|n| n as usize);
     let remainders = bytemuck::cast_slice(&input.words(remainders)?).to_vec();
     let (history, rings) = (input.words(history)?, input.words(rings)?);
-    let state = State { remainders, history, rings: with_rings.then_some(rings) };
+    let draft = match with_draft {
+        true => {
+            let (floor, words) = (input.u32()?, input.u32()? as usize);
+            Some(DraftWindow { floor, rings: input.words(words)? })
+        }
+        false => None,
+    };
+    let state = State { remainders, history, rings: with_rings.then_some(rings), draft };
     (input.done().is_some() && state.fits(geometry)).then_some(state)
 }

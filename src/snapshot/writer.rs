@@ -147,6 +147,7 @@ impl<'a> Writer<'a> {
             tail: None,
             state: None,
             rings: false,
+            draft: false,
         };
         manifest.check_sizes().map_err(at_odds)?;
         let written = Written { tokens: tokens.len(), ..Written::default() };
@@ -311,6 +312,7 @@ impl<'a> Writer<'a> {
         if let Some(state) = state {
             self.manifest.state = Some(self.write(Output(write_state(state))).await?);
             self.manifest.rings = state.rings.is_some();
+            self.manifest.draft = state.draft.is_some();
         }
         debug_assert_eq!(self.manifest.check(), Ok(()));
         let committed = self.store.commit(self.session, &self.manifest.to_bytes(), &self.manifest.records()).await;

@@ -18,6 +18,15 @@ pub enum Draft {
 }
 
 impl Draft {
+    /// What is drafted when nobody says: nothing where tokens are drawn, since a seed fixes the text then as long as nothing is
+    /// drafted; and nothing on a software device, which takes longer to compile the kernels than most texts do.
+    pub fn usual(greedy: bool, software: bool) -> Self {
+        match greedy && !software {
+            true => Self::Auto,
+            false => Self::Off,
+        }
+    }
+
     /// Refuses more tokens than a block has; `block` is 0 for a model that has no draft stages.
     ///
     /// # Errors
@@ -36,13 +45,45 @@ impl Draft {
     }
 }
 
+impl std::str::FromStr for Draft {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            ("off", _) => Ok(Self::Off),
+            (_, Ok(tokens)) => Ok(Self::Tokens(tokens)),
+            _ => {
+                let allowed = "auto, off, or a number of tokens".into();
+                Err(Error::Setting { setting: "draft", found: text.into(), allowed })
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Draft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Tokens(tokens) => tokens.fmt(f),
+        }
+    }
+}
+
 /// What drafting did so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct Counters {
     /// Rounds, each of which makes a token at least.
     pub rounds: u64,
     /// Of them, those that drafted.
     pub drafted: u64,
+    /// Tokens that rounds made.
+    pub tokens: u64,
+    /// Rounds whose time was measured, and seconds that they took together.
+    pub timed: u64,
+    /// See `timed`.
+    pub seconds: f64,
     /// Drafted tokens that were verified, by their place in the block.
     pub verified: Vec<u64>,
     /// Of them, those that were accepted.
@@ -52,6 +93,8 @@ pub struct Counters {
 /// What a round did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Round {
+    /// Tokens that it made.
+    pub tokens: usize,
     /// Drafted tokens that it verified.
     pub verified: usize,
     /// Of them, those that were accepted, from the first on.

@@ -162,6 +162,11 @@ impl Scheduler {
     pub fn end(&mut self, plan: Option<&Plan>, round: Round) {
         let number = self.counters.rounds;
         self.counters.rounds += 1;
+        self.counters.tokens += round.tokens as u64;
+        if let Some(seconds) = round.seconds {
+            self.counters.timed += 1;
+            self.counters.seconds += seconds;
+        }
         let Some(plan) = plan else {
             round.seconds.into_iter().for_each(|seconds| self.plain.add(seconds, number));
             return;
@@ -219,7 +224,8 @@ mod tests {
                 confidences.iter().take_while(|&&confidence| outlook.more(confidence)).count()
             });
             let seconds = if plan.is_some() { self.seconds[verified] } else { self.plain };
-            let round = Round { verified, accepted: accepted.min(verified), seconds: Some(seconds) };
+            let accepted = accepted.min(verified);
+            let round = Round { tokens: 1 + accepted, verified, accepted, seconds: Some(seconds) };
             scheduler.end(plan.as_ref(), round);
             (plan.is_some(), round)
         }

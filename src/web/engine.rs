@@ -29,6 +29,8 @@ export interface LoadOptions {
   context?: number;
   /** Most rows that are read at a time. */
   chunk?: number;
+  /** Whether the draft stages are loaded, where the model has some: unless told otherwise they are, but for software devices. */
+  draft?: boolean;
   /** Hears the bytes that are on the device, and how many there will be. */
   onProgress?: (loaded: number, total: number) => void;
   signal?: AbortSignal;
@@ -103,11 +105,15 @@ impl WasmEngine {
     /// # Errors
     /// Those of the config, and of a model that no device could hold.
     #[wasm_bindgen(unchecked_return_type = "MemoryPlan")]
-    pub fn plan(#[wasm_bindgen(js_name = configJson)] config_json: &str, context: JsValue) -> Result<JsValue, JsValue> {
+    pub fn plan(
+        #[wasm_bindgen(js_name = configJson)] config_json: &str,
+        context: JsValue,
+        draft: bool,
+    ) -> Result<JsValue, JsValue> {
         alive()?;
         let config = Config::from_json(config_json)?;
         let context = super::options::whole("context", &context)?;
-        let options = crate::model::Options { context, ..Default::default() };
+        let options = crate::model::Options { context, draft, ..Default::default() };
         Ok(to_js(&plan(&MemoryPlan::of_config(&config, &options)?)))
     }
 
@@ -123,11 +129,12 @@ impl WasmEngine {
             unchecked_param_type = "{ readonly maxBufferSize: number; readonly maxStorageBufferBindingSize: number }"
         )]
         limits: JsValue,
+        draft: bool,
     ) -> Result<JsValue, JsValue> {
         alive()?;
         let config = Config::from_json(config_json)?;
         let context = super::options::whole("context", &context)?;
-        let options = crate::model::Options { context, ..Default::default() };
+        let options = crate::model::Options { context, draft, ..Default::default() };
         let field =
             |name: &str| js_sys::Reflect::get(&limits, &name.into()).map(|value| value.as_f64().unwrap_or(0.0) as u64);
         let limits = wgpu::Limits {
@@ -267,7 +274,6 @@ async fn load(files: &Map, options: &Options) -> Result<Place, JsValue> {
     let default = crate::model::Options::default();
     let context = options.whole("context")?.unwrap_or(default.context.min(config.max_position_embeddings));
     let chunk = options.whole("chunk")?.unwrap_or(default.chunk);
-    let chosen = crate::model::Options { context, chunk, ..default };
     let tokenizer_json = files.read("tokenizer.json").await?;
     let tokenizer = Tokenizer::from_bytes(&tokenizer_json)?;
     let tables = NgramTables::new(config, &tokenizer)?;
@@ -277,6 +283,8 @@ async fn load(files: &Map, options: &Options) -> Result<Place, JsValue> {
     // A page takes the adapter that the browser has, be it software. Nothing asks for times there.
     let features = FeatureUse { timestamps: false, ..FeatureUse::of_kernels() };
     let gpu = Gpu::new(&DeviceOptions { software: true, features, ..DeviceOptions::default() }).await?;
+    let draft = options.flag("draft")?.unwrap_or(!gpu.is_software());
+    let chosen = crate::model::Options { context, chunk, draft, ..default };
     let mut thrown = None;
     let mut heard = |loaded: u64, total: u64| {
         if let (Some(progress), None) = (&progress, &thrown) {

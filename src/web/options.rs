@@ -10,6 +10,7 @@ use wasm_bindgen::JsCast;
 use web_sys::AbortSignal;
 
 use super::error::aborted;
+use crate::spec::Draft;
 use crate::Error;
 
 /// The largest integer that a JavaScript number holds with all before it.
@@ -70,6 +71,14 @@ impl Options {
 
     pub fn choice<T: Copy>(&self, field: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, JsValue> {
         self.get(field)?.map(|value| choose(field, &value, choices)).transpose()
+    }
+
+    /// `"auto"`, `"off"` or a number of tokens.
+    pub fn draft(&self) -> Result<Option<Draft>, JsValue> {
+        self.parse("draft", "\"auto\", \"off\" or a number of tokens", |value| match value.as_string() {
+            Some(word) => word.parse().ok().filter(|draft| !matches!(draft, Draft::Tokens(_))),
+            None => value.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0).map(|n| Draft::Tokens(n as usize)),
+        })
     }
 
     pub fn callback(&self, field: &'static str) -> Result<Option<Function>, JsValue> {

@@ -6,7 +6,7 @@ use std::ops::{ControlFlow, Deref, DerefMut};
 use std::rc::Rc;
 
 use futures::channel::oneshot;
-use js_sys::{Promise, Uint32Array};
+use js_sys::{Promise, Uint32Array, Uint8Array};
 use serde_json::{json, Value};
 use wasm_bindgen::prelude::*;
 
@@ -18,6 +18,7 @@ use crate::model::Finish;
 use crate::reading::{Prefill, Replay};
 use crate::sampling::{Request, Sampling};
 use crate::session::{Append, Rings, Session, Written};
+use crate::spec::{Counters, Draft};
 use crate::text::Pieces;
 use crate::Error;
 
@@ -41,17 +42,24 @@ export interface GenerateOptions {
   topP?: number;
   topK?: number;
   seed?: bigint | number;
+  /** Tokens that are guessed for each pass to verify. */
+  draft?: "auto" | "off" | number;
   /** Tokens that end the text. The model's end of text where none are given. */
   stopIds?: Uint32Array;
   signal?: AbortSignal;
 }
 export interface Piece {
   ids: Uint32Array;
+  /** 1 for each of them that had been drafted, else 0. */
+  drafted: Uint8Array;
   /** Whole characters. */
   text: string;
   done: boolean;
   /** Why it ended; nothing when another call on the session has ended it. */
   finish?: "stop" | "length";
+}
+export interface DraftCounters {
+  rounds: number; drafted: number; tokens: number; secondsARound: number | null; verified: number[]; accepted: number[];
 }
 export interface Written {
   records: number; bytes: number;
@@ -92,6 +100,7 @@ struct Seen {
     reused: usize,
     replayed: usize,
     layer_rows: Vec<(u64, u64)>,
+    drafts: Counters,
 }
 
 impl Seen {
@@ -101,6 +110,7 @@ impl Seen {
         self.tokens.truncate(tokens.len());
         self.tokens.extend_from_slice(&tokens[self.tokens.len()..]);
         (self.remaining, self.reused, self.replayed) = (session.remaining(), session.reused(), session.replayed());
+        self.drafts = session.draft_counters().cloned().unwrap_or_default();
         self.layer_rows = session.layer_rows().iter().map(|rows| (rows.whole, rows.part)).collect();
     }
 }
@@ -271,6 +281,21 @@ impl WasmSession {
         to_js(&rows)
     }
 
+    /// What drafting did since it was chosen.
+    #[wasm_bindgen(getter, unchecked_return_type = "DraftCounters")]
+    pub fn drafts(&self) -> JsValue {
+        let seen = self.state.seen.borrow();
+        let Counters { rounds, drafted, tokens, timed, seconds, verified, accepted } = &seen.drafts;
+        to_js(&json!({
+            "rounds": rounds,
+            "drafted": drafted,
+            "tokens": tokens,
+            "secondsARound": if *timed > 0 { Some(seconds / *timed as f64) } else { None },
+            "verified": verified,
+            "accepted": accepted,
+        }))
+    }
+
     /// Reads tokens. An empty session takes over the longest prefix that the engine knows, and reads the rest. A signal stops
     /// it after the chunk that is being read: the text then holds what was read.
     #[wasm_bindgen(unchecked_return_type = "Promise<Appended>")]
@@ -339,11 +364,14 @@ impl WasmSession {
                 },
                 stop_ids: options.ids("stopIds")?.unwrap_or_else(|| vec![eos]),
             };
+            let gpu = session.engine().model().gpu().clone();
+            let usual = Draft::usual(request.sampling.temperature == 0.0, gpu.is_software());
+            let draft = options.draft()?.unwrap_or(usual);
             let signal = options.signal()?;
             if signal.aborted() {
                 return Err(Error::Stopped { read: 0, of: request.max_tokens }.into());
             }
-            drop(session.generate_async(&request).await?);
+            drop(session.generate_drafting_async(&request, draft).await?);
             let generation = Making {
                 call: session.state.call.get(),
                 signal,
@@ -448,7 +476,7 @@ struct Making {
 
 impl Making {
     /// The last piece, or one after it.
-    fn ended(&self, ids: &[u32], text: String) -> JsValue {
+    fn ended(&self, ids: &[(u32, bool)], text: String) -> JsValue {
         self.over.set(true);
         let text = text + &self.pieces.take().finish();
         piece(ids, &text, true, self.finish.get())
@@ -472,7 +500,7 @@ impl Making {
             match writing.next_token().await {
                 Ok(Some(id)) => {
                     self.made.set(self.made.get() + 1);
-                    ids.push(id);
+                    ids.push((id, writing.drafted()));
                     text += &self.pieces.borrow_mut().push(place.tokenizer.bytes(id)?);
                     if !text.is_empty() {
                         return Ok(piece(&ids, &text, false, None));
@@ -492,9 +520,12 @@ impl Making {
     }
 }
 
-fn piece(ids: &[u32], text: &str, done: bool, finish: Option<Finish>) -> JsValue {
+/// `ids` with whether they had been drafted.
+fn piece(ids: &[(u32, bool)], text: &str, done: bool, finish: Option<Finish>) -> JsValue {
     let piece: JsValue = js_sys::Object::new().into();
-    set(&piece, "ids", &Uint32Array::from(ids));
+    let (ids, drafted): (Vec<u32>, Vec<u8>) = ids.iter().map(|&(id, drafted)| (id, drafted.into())).unzip();
+    set(&piece, "ids", &Uint32Array::from(&ids[..]));
+    set(&piece, "drafted", &Uint8Array::from(&drafted[..]));
     set(&piece, "text", &text.into());
     set(&piece, "done", &done.into());
     if let Some(finish) = finish {

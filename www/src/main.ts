@@ -539,9 +539,9 @@ async function ask(question: string): Promise<void> {
     for (const maxTokens of [1, room - 1]) {
       let finish: string | undefined;
       const begun = performance.now();
-      for await (const piece of session.generate({ maxTokens, signal })) {
+      for await (const piece of session.generate({ maxTokens, signal, draft: maxTokens > 1 ? ready.draft : "off" })) {
         if (maxTokens > 1) written.tokens += piece.ids.length + (piece.finish === "stop" ? 1 : 0);
-        out.textContent += piece.text;
+        out.append(piece.drafted.at(-1) ? h("span", { class: "drafted" }, piece.text) : piece.text);
         finish = piece.finish;
       }
       // The first token may wait for kernels to be compiled, which is no speed of writing.
