@@ -5,6 +5,7 @@
 //! this tries one or a few on the user's, whose compiler and driver nobody has seen.
 
 mod caches;
+mod drafting;
 mod lab;
 mod products;
 mod selection;
@@ -113,6 +114,7 @@ async fn check(lab: &mut Lab<'_>, kernel: &str, variant: &str) -> Result<Found> 
             selection::select(lab, variant, kernel == "select_merge").await
         }
         ("sample", "plain") => selection::sample(lab).await,
+        ("draft_begin" | "draft_pick", "plain") | ("verify", "rows" | "judge") => drafting::round(lab).await,
         _ => Ok(Found::failed("there is no self test of it".into())),
     }
 }

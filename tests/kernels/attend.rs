@@ -439,7 +439,7 @@ fn check_steps(sizes: Sizes, heads: usize, start: usize, count: usize, steps: &[
 
 #[test]
 fn steps_of_any_size_leave_the_same_bytes() {
-    let sizes = Sizes { head_dim: 44, rotary: 12, window: 21, eps: 1e-20, heads: 3, index_dim: 20, ratio: 2 };
+    let sizes = Sizes { head_dim: 44, rotary: 12, window: 21, eps: 1e-20, heads: 3, index_dim: 20, ratio: 2, spare: 0 };
     for ratio in [1, 2, 3] {
         for start in [0, 1, 129] {
             check_steps(Sizes { ratio, ..sizes }, 9, start, 70, &[2, 3, 7, 64]);
@@ -450,13 +450,14 @@ fn steps_of_any_size_leave_the_same_bytes() {
 /// Large steps take four heads a workgroup, small ones a single head: enough heads to see both.
 #[test]
 fn steps_of_any_size_leave_the_same_bytes_at_a_head_size_of_512() {
-    let sizes = Sizes { head_dim: 512, rotary: 64, window: 40, eps: 1e-20, heads: 4, index_dim: 128, ratio: 2 };
+    let sizes =
+        Sizes { head_dim: 512, rotary: 64, window: 40, eps: 1e-20, heads: 4, index_dim: 128, ratio: 2, spare: 0 };
     check_steps(sizes, 48, 1_001, 13, &[13]);
 }
 
 #[test]
 fn steps_of_any_size_leave_the_same_bytes_at_the_end_of_a_million() {
-    let sizes = Sizes { head_dim: 16, rotary: 8, window: 21, eps: 1e-20, heads: 2, index_dim: 8, ratio: 2 };
+    let sizes = Sizes { head_dim: 16, rotary: 8, window: 21, eps: 1e-20, heads: 2, index_dim: 8, ratio: 2, spare: 0 };
     check_steps(sizes, 3, 1_048_551, 25, &[3, 7]);
 }
 

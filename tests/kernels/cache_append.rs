@@ -5,7 +5,7 @@ use super::pool::Pool;
 use cedra::formats::CacheFormat;
 use cedra::gpu::{Buffer, Gpu, MemoryKind, Recording};
 use cedra::kernels::cache_append::{
-    constants, full_constants, CacheAppend, GlobalEntries, IndexQueries, Jobs, PageLayout, WindowKeys,
+    constants, full_constants, CacheAppend, GlobalEntries, IndexQueries, Jobs, PageLayout, Remainder, WindowKeys,
 };
 use cedra::kernels::linear::Segment;
 use cedra::kernels::Step;
@@ -22,9 +22,15 @@ pub struct Sizes {
     pub heads: usize,
     pub index_dim: usize,
     pub ratio: usize,
+    /// Tokens that may be taken back.
+    pub spare: usize,
 }
 
 impl Sizes {
+    fn remainder(&self) -> Remainder {
+        Remainder::new(self.ratio, self.spare)
+    }
+
     pub fn key_words(&self) -> usize {
         CacheFormat::Fp8.row_words(self.head_dim)
     }
@@ -207,7 +213,7 @@ impl Layer {
         let up = cache("up", rows * sizes.up_stride());
         let ring = cache("ring", sizes.window * sizes.key_words());
         let chunk = cache("chunk", rows * sizes.key_words());
-        let remainder = (sizes.ratio > 1).then(|| cache("remainder", (sizes.ratio - 1) * 2 * sizes.head_dim));
+        let remainder = (sizes.ratio > 1).then(|| cache("remainder", sizes.remainder().rows * 2 * sizes.head_dim));
         let queries = cache("queries", rows * sizes.heads * sizes.query_words());
         let words =
             full_constants(&weights.kv_norm, &weights.freqs, &weights.comp_norm, &weights.k_norm, &weights.pack);
@@ -244,7 +250,7 @@ impl Layer {
                 page,
                 table: &pool.table,
                 remainder: remainder.as_ref(),
-                spare: 0,
+                spare: sizes.spare,
             }),
         )
         .unwrap();
@@ -313,9 +319,11 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
     let pool = Pool::new(gpu, &mut random, &page, sizes.ratio, start as usize + count, 3);
     let layer = Layer::new(gpu, sizes, &weights, &pool, page, rows);
     if before > 0 {
-        let held: Vec<f32> =
-            (0..before).flat_map(|t| [tokens.value(&sizes, t), tokens.gate(&sizes, t)].concat()).collect();
-        gpu.upload(layer.remainder.as_ref().unwrap(), 0, bytemuck::cast_slice(&held));
+        for t in 0..before {
+            let held = [tokens.value(&sizes, t), tokens.gate(&sizes, t)].concat();
+            let row = (start as usize - before + t) % sizes.remainder().cycle;
+            gpu.upload(layer.remainder.as_ref().unwrap(), 4 * (row * held.len()) as u64, bytemuck::cast_slice(&held));
+        }
     }
     let noise = 4e-6;
     let (mut checked, mut exact) = (0, 0);
@@ -326,13 +334,25 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
     let mut first = 0;
     while first < count {
         let position = start + first as u32;
-        let (rows, slab) = pool.cut(position as usize, rows.min(count - first), page.entries * sizes.ratio);
+        let rows = rows.min(count - first);
+        let page_tokens = page.entries * sizes.ratio;
+        // With room for tokens that are taken back, entries of a step may go to several slabs.
+        let (rows, slabs) = match sizes.spare {
+            0 => {
+                let (rows, slab) = pool.cut(position as usize, rows, page_tokens);
+                (rows, vec![slab])
+            }
+            _ => {
+                let end = (position as usize + rows).div_ceil(page_tokens).min(pool.pages());
+                (rows, pool.slabs_of((position as usize / page_tokens).min(end)..end))
+            }
+        };
         for buffer in [&layer.chunk, &layer.ring, &layer.queries] {
             gpu.fill(buffer, POISON);
         }
         layer.load(gpu, &tokens, before + first, &Step { position, rows: rows as u32, kept, ..Step::default() });
         let mut recording = Recording::new();
-        layer.append.record(&mut recording, position, rows as u32, Jobs::All, &[slab]);
+        layer.append.record(&mut recording, position, rows as u32, Jobs::All, &slabs);
         gpu.submit(recording).unwrap();
         let (ring, chunk): (Vec<u32>, Vec<u32>) = (read(gpu, &layer.ring), read(gpu, &layer.chunk));
         let queries: Vec<u32> = read(gpu, &layer.queries);
@@ -381,14 +401,15 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
         untouched.iter().all(|&w| w == POISON),
         "only the entries of complete groups that are not kept are written"
     );
-    // Each place of the remainder holds the newest token there.
+    // Each row of the remainder holds the newest token there.
     if let Some(remainder) = &layer.remainder {
         let held: Vec<f32> = read(gpu, remainder);
-        for j in 0..sizes.ratio - 1 {
-            let newest = (0..before + count).rev().find(|t| (start as usize - before + t) % sizes.ratio == j);
+        let Remainder { cycle, rows } = sizes.remainder();
+        for j in 0..rows {
+            let newest = (0..before + count).rev().find(|t| (start as usize - before + t) % cycle == j);
             if let Some(t) = newest.filter(|&t| t >= old) {
                 let expected = [tokens.value(&sizes, t), tokens.gate(&sizes, t)].concat();
-                assert_eq!(&held[2 * j * sizes.head_dim..][..2 * sizes.head_dim], &expected[..], "place {j}");
+                assert_eq!(&held[2 * j * sizes.head_dim..][..2 * sizes.head_dim], &expected[..], "row {j}");
             }
         }
     }
@@ -396,13 +417,27 @@ fn check_against_twin(sizes: Sizes, format: u32, start: u32, count: usize, rows:
     assert!(exact * 2 > checked, "{exact} of {checked} rows equal the twin's");
 }
 
-const SMALL: Sizes = Sizes { head_dim: 44, rotary: 12, window: 5, eps: 1e-20, heads: 3, index_dim: 20, ratio: 2 };
+const SMALL: Sizes =
+    Sizes { head_dim: 44, rotary: 12, window: 5, eps: 1e-20, heads: 3, index_dim: 20, ratio: 2, spare: 0 };
 
 #[test]
 fn every_phase_of_a_group_and_every_kind_of_step_equals_the_twin() {
     for ratio in [1, 2, 3] {
         for (start, rows) in [(0, 1), (0, 2), (1, 3), (2, 5), (126, 4), (255, 1)] {
             check_against_twin(Sizes { ratio, ..SMALL }, 1, start, 9, rows, 0, 7 + u64::from(start) * 31 + rows as u64);
+        }
+    }
+}
+
+/// With room for tokens that are taken back: steps of as many rows as that allows, across pages that lie in different slabs.
+#[test]
+fn entries_of_a_round_go_to_the_slabs_of_their_pages() {
+    for ratio in [1, 2, 3] {
+        for (start, rows) in [(0, 1), (125, 2), (126, 4), (250, 6), (252, 6)] {
+            for spare in [rows - 1, rows + 2] {
+                let sizes = Sizes { ratio, spare: spare.max(1), ..SMALL };
+                check_against_twin(sizes, 1, start, 13, rows, 0, 3 + u64::from(start) * 31 + spare as u64);
+            }
         }
     }
 }
@@ -436,7 +471,8 @@ fn positions_up_to_the_last_of_a_million_equal_the_twin() {
 
 #[test]
 fn released_widths_equal_the_twin() {
-    let sizes = Sizes { head_dim: 512, rotary: 64, window: 128, heads: 32, index_dim: 128, eps: 1e-20, ratio: 2 };
+    let sizes =
+        Sizes { head_dim: 512, rotary: 64, window: 128, heads: 32, index_dim: 128, eps: 1e-20, ratio: 2, spare: 0 };
     check_against_twin(sizes, 1, 1_000, 4, 3, 0, 11);
     check_against_twin(Sizes { ratio: 1, ..sizes }, 3, 70_001, 2, 2, 0, 12);
 }
@@ -460,7 +496,7 @@ fn a_part_of_the_jobs_writes_its_own_and_nothing_else() {
         let run = |jobs| {
             let (layer, pool, _) = loaded(gpu, Sizes { ratio: rows.min(2), ..SMALL }, position, rows, 4);
             let mut recording = Recording::new();
-            layer.append.record(&mut recording, position, rows as u32, jobs, pool.slab(0));
+            layer.append.record(&mut recording, position, rows as u32, jobs, &[pool.slab(0)]);
             gpu.submit(recording).unwrap();
             let remainder = layer.remainder.as_ref().map_or(vec![], |remainder| read(gpu, remainder));
             let keys: [Vec<u32>; 2] = [&layer.ring, &layer.chunk].map(|buffer| read(gpu, buffer));
@@ -519,7 +555,7 @@ fn layers_without_an_indexer_write_window_keys_only_and_reindex_layers_queries_t
             gpu.fill(&chunk, POISON);
             gpu.fill(&queries, POISON);
             let mut recording = Recording::new();
-            kernel.record(&mut recording, 40, rows as u32, jobs, 7);
+            kernel.record(&mut recording, 40, rows as u32, jobs, &[7]);
             assert_eq!(recording.dispatches(), usize::from(jobs != Jobs::Entries));
             gpu.submit(recording).unwrap();
             let written: [Vec<u32>; 2] = [&chunk, &queries].map(|buffer| read(gpu, buffer));
@@ -617,7 +653,16 @@ fn edge_group(random: &mut Random, format: CacheFormat, exponents: std::ops::Ran
 #[test]
 fn packing_equals_formats_bit_for_bit() {
     let Some(gpu) = gpu() else { return };
-    let sizes = Sizes { head_dim: 512, rotary: 2, window: 8, eps: 2f32.powi(100), heads: 8, index_dim: 128, ratio: 1 };
+    let sizes = Sizes {
+        head_dim: 512,
+        rotary: 2,
+        window: 8,
+        eps: 2f32.powi(100),
+        heads: 8,
+        index_dim: 128,
+        ratio: 1,
+        spare: 0,
+    };
     let rows = 256;
     let mut random = Random::new(17);
     let mut weights = Weights::random(&mut random, &sizes, 0);

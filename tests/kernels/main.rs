@@ -16,6 +16,7 @@ mod latent_gather;
 mod layout;
 mod linear;
 mod ring_commit;
+mod round;
 mod route;
 mod sample;
 mod select;

@@ -37,6 +37,11 @@ impl Pool {
         Self { slabs: (0..slabs).map(slab).collect(), table, page_words, places }
     }
 
+    /// Pages.
+    pub fn pages(&self) -> usize {
+        self.places.len()
+    }
+
     /// The slab that has a page.
     pub fn slab(&self, page: usize) -> usize {
         (self.places[page] >> 16) as usize

@@ -1,7 +1,7 @@
 // The page: one engine, one open session, and what a visitor does with it.
 
 import "./style.css";
-import { type Attention, CedraError, Engine, idb, isSupported, type LoadProgress, type Session, type SessionEntry, type Support } from "cedra";
+import { type Attention, CedraError, type Draft, Engine, idb, isSupported, type LoadProgress, type Session, type SessionEntry, type Support } from "cedra";
 import { type Advice, adviceFor } from "./advice.js";
 import { bar, by, bytes, count, duration, h, plural, speed, when } from "./dom.js";
 import { drawAll, type Facts } from "./figures.js";
@@ -38,6 +38,15 @@ interface Ready {
   store: ReturnType<typeof idb>;
   strip: Strip;
   samples: Sample[];
+  /** Tokens that are guessed for each pass to verify, where the address says. */
+  draft?: Draft;
+}
+
+/** An answer as it was made: what was guessed and stood is told apart. */
+interface Made {
+  pieces: { text: string; drafted: boolean }[];
+  tokens: number;
+  drafted: number;
 }
 
 /** The session that is open. */
@@ -50,6 +59,8 @@ interface Open {
   /** The token that begins the last answer, and the last one. */
   looks: { first?: Attention; last?: Attention };
   look: "first" | "last";
+  /** Answers that were made since it was opened, by where they begin. */
+  made: Map<number, Made>;
   stored?: number;
   restored?: NonNullable<Facts["restored"]>;
   ngrams?: NonNullable<Facts["ngrams"]>;
@@ -129,6 +140,12 @@ async function boot(): Promise<void> {
   await load(support, words, progress);
 }
 
+/** `?draft=auto`, `off` or a number. */
+function draftOf(words: string | null): Draft | undefined {
+  if (words === "auto" || words === "off") return words;
+  return words !== null && /^\d+$/.test(words) ? Number(words) : undefined;
+}
+
 async function load(support: Support, words: HTMLElement, progress: ReturnType<typeof bar>): Promise<void> {
   try {
     const config = await readConfig(kept);
@@ -146,7 +163,8 @@ async function load(support: Support, words: HTMLElement, progress: ReturnType<t
     words.textContent = `The engine starts.${planned}`;
     // On a CPU, many rows at a time are no faster, and the page would hear of them, and could stop, only when all are done.
     const chunk = /swiftshader|llvmpipe/i.test(support.adapter?.architecture ?? "") ? 32 : undefined;
-    const engine = await Engine.load(folder.href, { onProgress: heard, ...(context !== undefined && { context }), ...(chunk && { chunk }) });
+    const draft = draftOf(new URLSearchParams(location.search).get("draft"));
+    const engine = await Engine.load(folder.href, { onProgress: heard, ...(context !== undefined && { context }), ...(chunk && { chunk }), ...(draft !== undefined && { draft: draft !== "off" }) });
     const info = structuredClone(engine.info) as unknown as Info;
     // In a browser the engine is not told what the adapter is called; the page is.
     info.adapter.name ||= [support.adapter?.vendor, support.adapter?.architecture].filter(Boolean).join(" ");
@@ -155,7 +173,7 @@ async function load(support: Support, words: HTMLElement, progress: ReturnType<t
     const controls = await controlsOf(engine);
     const store = idb(`cedra-page-${info.model.fingerprint.weights.slice(0, 12)}`);
     const strip = new Strip(info, (position) => wordsAt(position));
-    ready = { engine, info, config: known, controls, store, strip, samples: [] };
+    ready = { engine, info, config: known, controls, store, strip, samples: [], ...(draft !== undefined && { draft }) };
     speeds = speedsOf(store.name, info.adapter.name);
     const kind = { files: "your files", opfs: "this browser's file storage", cache: "this browser's cache", memory: "memory only" }[engine.weights];
     engineLine(
@@ -281,7 +299,7 @@ async function read(document: Doc, most?: number): Promise<void> {
   const name = `s-${Date.now().toString(36)}`;
   const session = await engine.session(name, { store });
   const note: Note = { title: document.title, document: ids.length, characters: document.text.length, questions: document.questions };
-  open = { session, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first" };
+  open = { session, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first", made: new Map() };
   setNote(store.name, name, note);
   await readOn(ids);
 }
@@ -424,7 +442,7 @@ async function openSession(name: string): Promise<void> {
   const stored = (await engine.sessions(store)).find((entry) => entry.name === name)?.bytes;
   const note = noteOf(store.name, name) ?? { title: name, document: session.length, characters: 0, questions: [] };
   const restored = { tokens: session.length, replayed: 0, read: 0, asked: false };
-  open = { session, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first", restored, ...(stored !== undefined && { stored }) };
+  open = { session, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first", made: new Map(), restored, ...(stored !== undefined && { stored }) };
   setLast(store.name, name);
   await show();
 }
@@ -468,8 +486,19 @@ async function turns(): Promise<void> {
   list.replaceChildren(...items);
 }
 
+/** A piece of an answer; what was guessed and stood is in another shade. */
+const shaded = (text: string, drafted: boolean): Node => (drafted ? h("span", { class: "drafted", title: "guessed by the draft, and verified" }, text) : document.createTextNode(text));
+
+/** How many tokens a round made, where some were guessed. Each round ends with a token of the model's own. */
+function guessed(made: Made | undefined): string {
+  if (!made?.drafted) return "";
+  const rounds = Math.max(1, made.tokens - made.drafted);
+  return `, ${count(made.drafted)} of them guessed and verified: ${(made.tokens / rounds).toFixed(1)} a round`;
+}
+
 function turnItem(question: string, answer: string, turn: Turn, index: number): HTMLLIElement {
   const item = h("li");
+  const made = open?.made.get(turn.answerStart);
   const edit = button("Edit and ask again", () => {
     const words = h("textarea", { rows: 2, "aria-label": "The question, to be changed" });
     words.value = question;
@@ -487,8 +516,8 @@ function turnItem(question: string, answer: string, turn: Turn, index: number): 
   const branch = button("Branch from here", () => start(() => branchAt(turn)), "link");
   item.append(
     h("p", { class: "question" }, question),
-    h("p", { class: "answer" }, answer.trim() || "(nothing)"),
-    h("div", { class: "tools" }, edit, branch, h("small", {}, plural(turn.end - turn.answerStart, "token"))),
+    h("p", { class: "answer" }, ...(made?.drafted && answer.trim() ? made.pieces.map(({ text, drafted }) => shaded(text, drafted)) : [answer.trim() || "(nothing)"])),
+    h("div", { class: "tools" }, edit, branch, h("small", {}, plural(turn.end - turn.answerStart, "token") + guessed(made))),
   );
   return item;
 }
@@ -510,7 +539,7 @@ async function ask(question: string): Promise<void> {
   const words = question.trim();
   if (!ready || !open || working || words === "") return;
   notice(undefined);
-  const { engine, controls } = ready;
+  const { engine, controls, draft } = ready;
   const now = open;
   const { session } = now;
   const abort = new AbortController();
@@ -533,15 +562,21 @@ async function ask(question: string): Promise<void> {
     const begin = first ? [] : now.tokens.at(-1) === controls.eos ? [controls.user] : [controls.eos, controls.user];
     await session.append(Uint32Array.of(...begin, ...ids, ...controls.answer), { signal });
     asked = true;
+    const made: Made = { pieces: [], tokens: 0, drafted: 0 };
+    now.made.set(session.length, made);
     if (now.restored) Object.assign(now.restored, { asked: true, read: now.restored.read + session.length - before });
     const room = Math.min(ANSWER, session.remaining);
     // The token that begins the answer is the one that has looked for it: it is made first, so that one can see where it looked.
     for (const maxTokens of [1, room - 1]) {
       let finish: string | undefined;
       const begun = performance.now();
-      for await (const piece of session.generate({ maxTokens, signal, draft: maxTokens > 1 ? ready.draft : "off" })) {
+      for await (const piece of session.generate({ maxTokens, signal, ...(maxTokens === 1 ? { draft: "off" } : draft !== undefined && { draft }) })) {
         if (maxTokens > 1) written.tokens += piece.ids.length + (piece.finish === "stop" ? 1 : 0);
-        out.append(piece.drafted.at(-1) ? h("span", { class: "drafted" }, piece.text) : piece.text);
+        const drafted = piece.drafted.at(-1) === 1;
+        made.pieces.push({ text: piece.text, drafted });
+        made.tokens += piece.ids.length;
+        made.drafted += piece.drafted.reduce((sum, one) => sum + one, 0);
+        out.append(shaded(piece.text, drafted));
         finish = piece.finish;
       }
       // The first token may wait for kernels to be compiled, which is no speed of writing.
@@ -594,7 +629,7 @@ async function branchAt(turn: Turn): Promise<void> {
   setNote(store.name, name, note);
   await fork.save({ name, store });
   await leave();
-  open = { session: fork, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first" };
+  open = { session: fork, name, note, tokens: new Uint32Array(), turns: [], looks: {}, look: "first", made: new Map() };
   await keep();
   await show();
   say("A branch. The session it comes from is in the list as it was.");
