@@ -11,7 +11,7 @@ use anyhow::{bail, ensure, Context};
 use cedra::checkpoint::Checkpoint;
 use cedra::config::Config;
 use cedra::gpu::{DeviceOptions, Gpu, Pipeline};
-use cedra::model::{Options, Sequence};
+use cedra::model::{Model, Options, Sequence};
 use cedra::sampling::{Request, Sampling};
 use cedra::text::{NgramTables, Tokenizer};
 use std::collections::BTreeMap;
@@ -28,8 +28,9 @@ fn main() -> anyhow::Result<()> {
     let config = checkpoint.config();
     let tables = NgramTables::new(config, &Tokenizer::open(folder)?)?;
     let gpu = Arc::new(Gpu::new_blocking(&DeviceOptions { software: true, ..DeviceOptions::default() })?);
-    let mut sequence =
-        Sequence::load(gpu.clone(), &checkpoint, &tables, &Options { context: context + 8, ..Options::default() })?;
+    let options = Options { context: context + 8, ..Options::default() };
+    let model = Model::load_blocking(gpu.clone(), &checkpoint, &tables, &options, &mut |_, _| {})?;
+    let mut sequence = Sequence::new(Arc::new(model))?;
     let prompt: Vec<u32> = (0..context as u64).map(|i| (i * 2_654_435_761 % config.vocab_size as u64) as u32).collect();
     sequence.append(&prompt, &mut |_| {})?;
     let mut make = |tokens| -> anyhow::Result<()> {

@@ -65,14 +65,13 @@ impl Default for DeviceOptions {
 pub struct Features {
     /// `shader-f16`.
     pub f16: bool,
-    /// Subgroup operations.
+    /// Subgroup operations; they were tried, and lanes are numbered as the invocations of a workgroup are.
     pub subgroups: bool,
     /// `packed_4x8_integer_dot_product`.
     pub dot4: bool,
     /// Timestamps.
     pub timestamps: bool,
-    /// Smallest and largest number of lanes in a subgroup, as the adapter says. Where subgroups are used, both are powers of
-    /// two, and lanes are numbered as the invocations of a workgroup are.
+    /// Smallest and largest number of lanes in a subgroup, as the adapter says.
     pub subgroup_size: (u32, u32),
 }
 
