@@ -1,4 +1,4 @@
-//! The WGSL preprocessor: `#import`, `#ifdef` / `#else` / `#endif`, and the table of variants. Text in, text out.
+//! The WGSL preprocessor: `#import`, `#ifdef` / `#ifndef` / `#else` / `#endif`, and the table of variants. Text in, text out.
 //!
 //! Part of the build script, not of the library; `tests/shaders.rs` includes it too.
 
@@ -82,7 +82,7 @@ impl Expanded {
 /// Expands `kernel.wgsl` for a variant. `read` gives the text of a file under `shaders/`, e.g. `shared/step.wgsl`.
 ///
 /// The output opens with the directives that the variant's features need (`F16`, `DOT4`; naga knows no
-/// `enable subgroups`), then one `const NAME: u32` for every `NAME=value`, then the kernel's text.
+/// `enable subgroups`, which is put before it where the text goes to a browser), then one `const NAME: u32` for every `NAME=value`, then the kernel's text.
 pub fn expand(variant: &Variant, read: &dyn Fn(&str) -> Option<String>) -> Result<Expanded, String> {
     let mut out = Expanded { text: String::new(), origins: Vec::new() };
     if variant.defines("F16") {
@@ -143,6 +143,7 @@ fn include(
                 }
             }
             ("#ifdef", Some(name)) => open.push((number, variant.defines(name), false)),
+            ("#ifndef", Some(name)) => open.push((number, !variant.defines(name), false)),
             ("#else", None) => match open.last_mut() {
                 Some((_, taken, seen)) if !*seen => {
                     *taken = !*taken;
@@ -153,7 +154,9 @@ fn include(
             ("#endif", None) => {
                 open.pop().ok_or_else(|| format!("{file}:{number}: #endif without #ifdef"))?;
             }
-            ("#import" | "#ifdef", None) => return Err(format!("{file}:{number}: {directive} needs a name")),
+            ("#import" | "#ifdef" | "#ifndef", None) => {
+                return Err(format!("{file}:{number}: {directive} needs a name"))
+            }
             _ => return Err(format!("{file}:{number}: unknown directive `{}`", line.trim())),
         }
     }

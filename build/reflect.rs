@@ -64,7 +64,6 @@ pub fn reflect(variant: &Variant, expanded: &Expanded) -> Result<Reflected, Stri
     capabilities.set(Capabilities::SHADER_FLOAT16, variant.defines("F16"));
     let subgroups = variant.defines("SUBGROUPS");
     capabilities.set(Capabilities::SUBGROUP, subgroups);
-    capabilities.set(Capabilities::SUBGROUP_BARRIER, subgroups);
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     if subgroups {
         validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());

@@ -65,7 +65,16 @@ var<workgroup> tile: array<f32, ROWS * STREAMS * SLICE>;
 var<workgroup> dots: array<f32, ROWS * 256u>;
 
 @compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+#ifdef SUBGROUPS
+    @builtin(subgroup_invocation_id) invocation: u32,
+#endif
+) {
+#ifndef SUBGROUPS
+    let invocation = 0u;
+#endif
     let first_row = group.y * ROWS;
     if first_row >= step.rows {
         return;
@@ -102,7 +111,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     } else {
-        finish_mix(local, first_row, rows, expand);
+        finish_mix(local, invocation, first_row, rows, expand);
     }
 
     if r < rows {

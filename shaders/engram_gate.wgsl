@@ -51,14 +51,25 @@ var<workgroup> sums: array<vec3<f32>, 256>;
 var<workgroup> gates: array<f32, STREAMS>;
 
 @compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+#ifdef SUBGROUPS
+    @builtin(subgroup_invocation_id) invocation: u32,
+    @builtin(subgroup_size) width: u32,
+#endif
+) {
+#ifndef SUBGROUPS
+    let invocation = 0u;
+    let width = 1u;
+#endif
     let row = group.x;
     if row >= step.rows {
         return;
     }
     let expand = params.expand != 0u;
     if expand {
-        finish_mix(local, row, 1u, true);
+        finish_mix(local, invocation, row, 1u, true);
     }
 
     // An invocation keeps to its channels, here and below: what it reads of the streams, no other one writes.
@@ -95,14 +106,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let hidden = f32(params.hidden);
     for (var i = 0u; i < STREAMS; i++) {
         sums[local] = sum[i];
-        for (var half = 128u; half > 0u; half >>= 1u) {
+        var half = 128u;
+        // Up to `width` lanes have what the others have without shared memory.
+        for (; half >= width; half >>= 1u) {
             workgroupBarrier();
             if local < half {
                 sums[local] += sums[local + half];
             }
         }
+        var total = sums[local];
+#ifdef SUBGROUPS
+        for (; half > 0u; half >>= 1u) {
+            total += subgroupShuffleXor(total, half);
+        }
+#endif
         if local == 0u {
-            let total = sums[0];
             let score = total.x * inverseSqrt(total.y / hidden + params.mix.norm_eps)
                 * inverseSqrt(total.z / hidden + params.mix.norm_eps) * params.scale;
             let root = sqrt(max(abs(score), 1e-6));

@@ -48,7 +48,13 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
+#ifdef SUBGROUPS
+    @builtin(subgroup_size) width: u32,
+#endif
 ) {
+#ifndef SUBGROUPS
+    let width = 1u;
+#endif
     let index = group.z * groups.y + group.y;
     if (step.rows == 0u || index >= tiles[0]) {
         return;
@@ -76,7 +82,7 @@ fn main(
             lane,
         );
     }
-    sum = reduce_four(local, sum);
+    sum = reduce_four(local, width, sum);
     if (!live) {
         return;
     }

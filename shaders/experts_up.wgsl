@@ -64,7 +64,13 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
+#ifdef SUBGROUPS
+    @builtin(subgroup_size) width: u32,
+#endif
 ) {
+#ifndef SUBGROUPS
+    let width = 1u;
+#endif
     let index = group.z * groups.y + group.y;
     if (step.rows == 0u || index >= tiles[0]) {
         return;
@@ -96,8 +102,8 @@ fn main(
             lane,
         );
     }
-    sum = reduce_four(local, sum);
-    let square_sum = reduce_rows(local, squares);
+    sum = reduce_four(local, width, sum);
+    let square_sum = reduce_rows(local, width, squares);
     if (!live) {
         return;
     }

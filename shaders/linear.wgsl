@@ -70,7 +70,13 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
+#ifdef SUBGROUPS
+    @builtin(subgroup_size) width: u32,
+#endif
 ) {
+#ifndef SUBGROUPS
+    let width = 1u;
+#endif
     let first = select(group.z * R, step.rows - 1u, params.last_row != 0u);
     if (step.rows == 0u || first >= step.rows) {
         return;
@@ -110,10 +116,10 @@ fn main(
         let scales = vec4<u32>(segment.scales) + scale_rows(segment.format, r, chunks);
         sum = lane_dot(segment.format, data, scales, lane);
     }
-    sum = reduce_four(local, sum);
+    sum = reduce_four(local, width, sum);
     var square_sum = rows_zero();
     if (NORM) {
-        square_sum = reduce_rows(local, squares);
+        square_sum = reduce_rows(local, width, squares);
     }
     if (!live) {
         return;

@@ -181,8 +181,10 @@ fn the_least_device_gives_the_same_bytes() {
     let Some(gpu) = gpu() else { return };
     let least = DeviceOptions { software: true, features: FeatureUse::NONE, default_limits: true };
     let least = Arc::new(Gpu::new_blocking(&least).unwrap());
-    assert!(!least.supports("index_score", "dot4"));
-    let shape = Shape::odd(Storage::Fp4);
+    for variant in [("index_score", "dot4"), ("linear", "r1_sub"), ("boundary", "r1_sub"), ("boundary", "r4_sub")] {
+        assert!(!least.supports(variant.0, variant.1));
+    }
+    let shape = Shape { streams: 4, ..Shape::odd(Storage::Fp4) };
     let random = random_checkpoint(13, &shape);
     let checkpoint = random.checkpoint();
     let tokens = text(shape.vocab, 13, 40);
@@ -193,6 +195,13 @@ fn the_least_device_gives_the_same_bytes() {
         (state(&sequence), next)
     };
     assert_eq!(run(&least), run(&gpu));
+    // And the other device has run what this one cannot.
+    let ran = gpu.counters().dispatches_by_kernel;
+    for variant in ["linear/r1_sub", "experts_up/r1_sub", "experts_down/r1_sub", "boundary/r1_sub", "boundary/r4_sub"] {
+        assert_eq!(ran.contains_key(variant), gpu.features().subgroups, "{variant}");
+    }
+    let plain = least.counters().dispatches_by_kernel;
+    assert!(plain.keys().all(|variant| !variant.ends_with("_sub")), "{plain:?}");
 }
 
 /// Weights in many small slices, as a device with a low binding limit needs them, give the same bytes; memory is planned for

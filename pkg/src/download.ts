@@ -13,6 +13,8 @@ const TRIES = 4;
 const HASH_BYTES = 4 << 20;
 /** Entry that says that a file is whole and verified. */
 const SEAL = "seal.json";
+/** Entry that says that a loaded model's folder had no such file. */
+const ABSENT = "absent";
 
 /** A file that is whole and verified. */
 interface Seal {
@@ -61,10 +63,12 @@ export class Download {
 
   async model(): Promise<Map<string, Blob>> {
     const files = new Map<string, Blob>();
+    const absent: string[] = [];
     const sums = await this.#checksums();
     const take = async (name: string): Promise<Blob | undefined> => {
       const blob = await this.small(name, sums.get(name));
       if (blob) files.set(name, blob);
+      else absent.push(name);
       return blob;
     };
     if (!(await take("config.json"))) throw this.#error("NOT_FOUND", "config.json", "is not in the model folder", { status: 404 });
@@ -87,10 +91,22 @@ export class Download {
       before += blob.size;
       files.set(name, blob);
     }
+    // A folder is whole without these. Without a network, nobody else could say so.
+    for (const name of absent) await this.#forget(name);
     return files;
   }
 
-  /** A JSON file: from the network, or the last good one when the network does not have it. `undefined` where there is none. */
+  /** Remembers that there is no such file; one that there was goes. */
+  async #forget(name: string): Promise<void> {
+    const folder = folderOf(this.#url(name));
+    await this.depot.remove(folder, SEAL);
+    await this.#write(folder, ABSENT, new TextEncoder().encode("{}"), name);
+  }
+
+  /**
+   * A JSON file: from the network, or what there was last when the network does not have it. `undefined` where there is none, or was
+   * none when the model was last loaded.
+   */
   async small(name: string, sum?: string): Promise<Blob | undefined> {
     const folder = folderOf(this.#url(name));
     try {
@@ -108,10 +124,13 @@ export class Download {
         if (found !== sum) throw this.#error("DOWNLOAD", name, "does not have its hash", { found, expected: sum });
       }
       await this.#write(folder, SEAL, bytes, name);
+      await this.depot.remove(folder, ABSENT);
       return new Blob([bytes]);
     } catch (thrown) {
-      const kept = thrown instanceof CedraError && thrown.code === "DOWNLOAD" ? await this.depot.read(folder, SEAL) : undefined;
+      if (!(thrown instanceof CedraError) || thrown.code !== "DOWNLOAD") throw thrown;
+      const kept = await this.depot.read(folder, SEAL);
       if (kept && (!sum || (await this.#hash(name, kept, false)) === sum)) return kept;
+      if (!kept && !sum && (await this.depot.read(folder, ABSENT))) return undefined;
       throw thrown;
     }
   }

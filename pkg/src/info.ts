@@ -74,11 +74,11 @@ export interface EngineInfo {
     /** All of it in a line. */
     description: string;
   };
-  /** What of the adapter can be used. */
+  /** What of the adapter is used. Results are the same without. */
   features: {
-    /** Half floats. */
+    /** Half floats: no kernel has a use for them. */
     f16: boolean;
-    /** Subgroup operations. */
+    /** Subgroup operations, where the device's lanes are as kernels need them. */
     subgroups: boolean;
     /** Packed integer dot products. */
     dot4: boolean;

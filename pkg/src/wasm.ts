@@ -3,6 +3,7 @@ import type { Attention, Ngrams } from "./figures.js";
 import type { BufferLimits, Counters, EngineInfo, Exceeded, MemoryPlan } from "./info.js";
 import type { Draft, DraftCounters, ReplyDelta } from "./protocol.js";
 import { localFile, prepareScope, readLocal } from "./runtime.js";
+import { askForSubgroups } from "./subgroups.js";
 
 // What the wasm module exports. Its own declarations know less: there, options and results are `any`.
 
@@ -103,6 +104,7 @@ const beside = (): URL => new URL("../wasm/cedra_bg.wasm", here);
 
 async function load(source?: WasmSource): Promise<WasmModule> {
   prepareScope();
+  askForSubgroups();
   const module = (await import("../wasm/cedra.js")) as unknown as WasmModule;
   // Without a source the glue looks beside itself, with `fetch`, which does not read files everywhere.
   const place = source ?? (here.startsWith("file:") ? beside() : undefined);

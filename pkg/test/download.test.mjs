@@ -19,6 +19,7 @@ const sum = (bytes) => createHash("sha256").update(bytes).digest("hex");
 const path = (name) => `/m/${name}`;
 const shardFolder = () => folderOf(`${server.url}/m/model.safetensors`);
 const isShard = /safetensors$/;
+const INDEX = "model.safetensors.index.json";
 
 /** Loads the folder with waits that take no time. */
 const load = async (depot, options = {}) => new Download(`${server.url}/m/`, depot, options, async () => {}).model();
@@ -169,10 +170,31 @@ test("without network, or with a page instead of it, the kept files serve", asyn
   const depot = new MemoryDepot();
   await load(depot);
   for (const fault of [{ status: 503, head: true }, { html: true, head: true }, { cut: 0, head: true }]) {
-    for (const name of [...files.keys(), "checksums.json"]) server.faults.set(path(name), fault);
+    for (const name of [...files.keys(), INDEX, "checksums.json"]) server.faults.set(path(name), fault);
     await same((await load(depot)).get("model.safetensors"), files.get("model.safetensors"));
   }
   assert.equal((await refusal(new MemoryDepot())).code, "DOWNLOAD");
+});
+
+test("without network, a file is missing where it was missing last", async () => {
+  const depot = new MemoryDepot();
+  const away = () => [...files.keys(), "tokenizer.json", INDEX, "checksums.json"].forEach((name) => server.faults.set(path(name), { status: 503, head: true }));
+  files.set("a.safetensors", safetensors(99));
+  // Nothing was loaded yet: nobody knows what there is.
+  const config = path("config.json");
+  server.faults.set(config, { status: 404 });
+  assert.equal((await refusal(depot)).code, "NOT_FOUND");
+  away();
+  assert.equal((await refusal(depot)).code, "DOWNLOAD");
+  for (const shards of [undefined, { x: "a.safetensors" }, undefined]) {
+    server.faults.clear();
+    if (shards) files.set(INDEX, Buffer.from(JSON.stringify({ weight_map: shards })));
+    else files.delete(INDEX);
+    const names = [...(await load(depot)).keys()];
+    assert.equal(names.at(-1), shards ? "a.safetensors" : "model.safetensors");
+    away();
+    assert.deepEqual([...(await load(depot)).keys()], names);
+  }
 });
 
 test("kept pieces that got lost or cut are fetched again", async () => {

@@ -226,33 +226,54 @@ fn lane_dot(format: u32, data: vec4<u32>, scales: vec4<u32>, lane: u32) -> Four 
     return sum;
 }
 
-// Sums over the lanes of the group; every lane gets them. To be called by the whole workgroup.
-fn reduce_four(local: u32, value: Four) -> Four {
+// Sums over the lanes of the group; every lane gets them. To be called by the whole workgroup. Of `width` neighbouring
+// lanes, a power of two, each can have what another has without shared memory: 1, or the size of a subgroup. The tree is the
+// same for all; in the part of it without shared memory every lane adds, to its sum that of the lane across.
+fn reduce_four(local: u32, width: u32, value: Four) -> Four {
     let lane = local % LANES;
-    lane_sums[local] = value;
-    for (var s = LANES / 2u; s > 0u; s /= 2u) {
-        workgroupBarrier();
-        if (lane < s) {
-            lane_sums[local] = four_add(lane_sums[local], lane_sums[local + s]);
+    var sum = value;
+    var s = LANES / 2u;
+    if (LANES > width) {
+        lane_sums[local] = sum;
+        for (; s >= width; s /= 2u) {
+            workgroupBarrier();
+            if (lane < s) {
+                lane_sums[local] = four_add(lane_sums[local], lane_sums[local + s]);
+            }
         }
+        workgroupBarrier();
+        sum = lane_sums[local - lane + lane % width];
+        workgroupBarrier();
     }
-    workgroupBarrier();
-    let sum = lane_sums[local - lane];
-    workgroupBarrier();
+#ifdef SUBGROUPS
+    for (; s > 0u; s /= 2u) {
+        sum = four_add(sum, Four(rows_across(sum.a, s), rows_across(sum.b, s), rows_across(sum.c, s), rows_across(sum.d, s)));
+    }
+#endif
     return sum;
 }
 
-fn reduce_rows(local: u32, value: Rows) -> Rows {
+fn reduce_rows(local: u32, width: u32, value: Rows) -> Rows {
     let lane = local % LANES;
-    lane_sums[local].a = value;
-    for (var s = LANES / 2u; s > 0u; s /= 2u) {
-        workgroupBarrier();
-        if (lane < s) {
-            lane_sums[local].a = rows_add(lane_sums[local].a, lane_sums[local + s].a);
+    var sum = value;
+    var s = LANES / 2u;
+    if (LANES > width) {
+        lane_sums[local].a = sum;
+        for (; s >= width; s /= 2u) {
+            workgroupBarrier();
+            if (lane < s) {
+                lane_sums[local].a = rows_add(lane_sums[local].a, lane_sums[local + s].a);
+            }
         }
+        workgroupBarrier();
+        sum = lane_sums[local - lane + lane % width].a;
     }
-    workgroupBarrier();
-    return lane_sums[local - lane].a;
+#ifdef SUBGROUPS
+    for (; s > 0u; s /= 2u) {
+        sum = rows_add(sum, rows_across(sum, s));
+    }
+#endif
+    return sum;
 }
 
 // The factor of the RMS norm of row i of the tile (numerics.md §3), from the row's square sum.

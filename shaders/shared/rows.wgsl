@@ -26,6 +26,13 @@ fn rows_add(a: Rows, b: Rows) -> Rows {
 fn rows_get(a: Rows, i: u32) -> f32 {
     return a;
 }
+
+#ifdef SUBGROUPS
+// What the lane of the subgroup has whose number differs in the bit `s`.
+fn rows_across(a: Rows, s: u32) -> Rows {
+    return subgroupShuffleXor(a, s);
+}
+#endif
 #endif
 #ifdef R4
 const R: u32 = 4u;

@@ -65,7 +65,7 @@ impl Default for DeviceOptions {
 pub struct Features {
     /// `shader-f16`.
     pub f16: bool,
-    /// Subgroup operations.
+    /// Subgroup operations; they were tried, and lanes are numbered as the invocations of a workgroup are.
     pub subgroups: bool,
     /// `packed_4x8_integer_dot_product`.
     pub dot4: bool,
@@ -79,6 +79,22 @@ impl Features {
     /// Whether a variant with these needs runs.
     pub fn cover(&self, needs: Needs) -> bool {
         (self.f16 || !needs.f16) && (self.subgroups || !needs.subgroups) && (self.dot4 || !needs.dot4)
+    }
+
+    /// Of these, those that a variant needs.
+    pub fn only(&self, needs: Needs) -> Features {
+        Features {
+            f16: self.f16 && needs.f16,
+            subgroups: self.subgroups && needs.subgroups,
+            dot4: self.dot4 && needs.dot4,
+            ..*self
+        }
+    }
+
+    /// The first of a kernel's variants that runs with these features; the last of them needs none.
+    pub(crate) fn choose<'a>(&self, kernel: &str, variants: &[&'a str]) -> &'a str {
+        let runs = |variant: &&&str| find(kernel, variant).is_some_and(|shader| self.cover(shader.needs));
+        variants.iter().find(runs).unwrap_or(&variants[variants.len() - 1])
     }
 }
 
@@ -155,7 +171,8 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gpu {
-    /// Opens the best adapter: discrete before integrated before virtual; a CPU only when asked for.
+    /// Opens the best adapter: discrete before integrated before virtual; a CPU only when asked for. Subgroups are tried
+    /// before they are used.
     ///
     /// # Errors
     /// [`Error::NoGpu`] says what was looked for and which adapters there are; [`Error::Device`] when the device refuses.
@@ -178,14 +195,15 @@ impl Gpu {
         let language = instance.wgsl_language_features();
         let features = Features {
             f16: wanted.f16 && offered.contains(wgpu::Features::SHADER_F16),
-            subgroups: wanted.subgroups && offered.contains(wgpu::Features::SUBGROUP),
+            subgroups: wanted.subgroups && offers_subgroups(offered).await,
             dot4: wanted.dot4 && language.contains(wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct),
             timestamps: wanted.timestamps && offered.contains(wgpu::Features::TIMESTAMP_QUERY),
             subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
         };
         let mut required = wgpu::Features::empty();
         required.set(wgpu::Features::SHADER_F16, features.f16);
-        required.set(wgpu::Features::SUBGROUP, features.subgroups);
+        // Of a browser it cannot be asked this way.
+        required.set(wgpu::Features::SUBGROUP, features.subgroups && offered.contains(wgpu::Features::SUBGROUP));
         required.set(wgpu::Features::TIMESTAMP_QUERY, features.timestamps);
         let limits = if options.default_limits { wgpu::Limits::default() } else { adapter.limits() };
         let (device, queue) = adapter
@@ -209,7 +227,7 @@ impl Gpu {
             };
             lost.lose(reason, message);
         });
-        Ok(Gpu {
+        let mut gpu = Gpu {
             device,
             queue,
             adapter: info,
@@ -221,7 +239,15 @@ impl Gpu {
             pipelines: Mutex::default(),
             profile: Mutex::default(),
             substitutes: Mutex::default(),
-        })
+        };
+        if features.subgroups {
+            gpu.try_subgroups().await?;
+        }
+        Ok(gpu)
+    }
+
+    pub(super) fn set_subgroups(&mut self, on: bool) {
+        self.features.subgroups = on;
     }
 
     /// [`Gpu::new`], blocking.
@@ -403,6 +429,28 @@ fn said(what: &str, error: &wgpu::Error) -> String {
 }
 
 /// Lower is better.
+#[cfg(not(target_arch = "wasm32"))]
+async fn offers_subgroups(offered: wgpu::Features) -> bool {
+    offered.contains(wgpu::Features::SUBGROUP)
+}
+
+/// Whether the browser's adapter has subgroups, which wgpu does not say. It does not ask for them either: the npm package
+/// does that, and without it the device refuses the first shader that needs them.
+#[cfg(target_arch = "wasm32")]
+async fn offers_subgroups(_: wgpu::Features) -> bool {
+    use js_sys::{Function, Promise, Reflect};
+    use wasm_bindgen::{JsCast, JsValue};
+    async fn has() -> std::result::Result<bool, JsValue> {
+        let get = |object: &JsValue, name: &str| Reflect::get(object, &name.into());
+        let gpu = get(&get(&js_sys::global(), "navigator")?, "gpu")?;
+        let asked: Promise = get(&gpu, "requestAdapter")?.dyn_into::<Function>()?.call0(&gpu)?.dyn_into()?;
+        let features = get(&wasm_bindgen_futures::JsFuture::from(asked).await?, "features")?;
+        let has = get(&features, "has")?.dyn_into::<Function>()?.call1(&features, &"subgroups".into())?;
+        Ok(has.is_truthy())
+    }
+    has().await.unwrap_or(false)
+}
+
 fn preference(kind: wgpu::DeviceType) -> u32 {
     match kind {
         wgpu::DeviceType::DiscreteGpu => 0,

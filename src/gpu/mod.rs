@@ -10,6 +10,7 @@ mod buffer;
 mod copied;
 mod counters;
 mod device;
+mod lanes;
 mod pipeline;
 mod profile;
 mod readback;

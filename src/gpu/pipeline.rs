@@ -36,8 +36,12 @@ impl Pipeline {
     pub fn compiled(&self) -> bool {
         self.raw.get().is_some()
     }
+    /// What its `override` constants are.
+    pub fn overrides(&self) -> &[(String, f64)] {
+        &self.overrides
+    }
     /// Dispatches so far.
-    pub(super) fn dispatches(&self) -> u64 {
+    pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Relaxed)
     }
     pub(super) fn count_dispatch(&self) {
@@ -107,6 +111,11 @@ impl Bound {
 }
 
 impl Gpu {
+    /// All pipelines so far, in no order.
+    pub fn pipelines(&self) -> Vec<Arc<Pipeline>> {
+        locked(&self.pipelines).values().cloned().collect()
+    }
+
     /// The pipeline of a kernel's variant. The same arguments give the same pipeline.
     ///
     /// Workgroup memory is not zeroed at its start: kernels write before they read.
@@ -169,7 +178,7 @@ impl Gpu {
         let raw = self.scoped(&format!("pipeline {}", pipeline.label), || {
             let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label,
-                source: wgpu::ShaderSource::Wgsl(pipeline.shader.source.concat().into()),
+                source: wgpu::ShaderSource::Wgsl(text(pipeline.shader).into()),
             });
             let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
                 label,
@@ -295,6 +304,12 @@ fn check_aliasing(
 
 fn misfit(pipeline: &Pipeline, problem: String) -> Error {
     Error::Device { message: format!("{}: {problem}", pipeline.label) }
+}
+
+/// What the device is given. A browser wants to be told that a shader has subgroup operations; naga knows no such line.
+fn text(shader: &Shader) -> String {
+    let enabled = if cfg!(target_arch = "wasm32") && shader.needs.subgroups { "enable subgroups;\n" } else { "" };
+    enabled.to_string() + &shader.source.concat()
 }
 
 fn layout_entry(info: &BindingInfo) -> wgpu::BindGroupLayoutEntry {

@@ -1,6 +1,6 @@
 //! Kernel `boundary`: from the output of a sublayer to the input of the next, over the residual streams (`numerics.md` §2).
 
-use crate::gpu::{Binding, Bound, Gpu, Layout, Recording, Traffic};
+use crate::gpu::{Binding, Bound, Features, Gpu, Layout, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
 
@@ -56,6 +56,12 @@ impl Dims {
             to[..from.len()].copy_from_slice(from);
         }
         padded
+    }
+    /// These of a device's features, less those that do not fit: a row of comb is worked on by as many lanes as there are
+    /// streams, which have to lie in one subgroup, whatever its size.
+    pub(super) fn usable(&self, features: Features) -> Features {
+        let fit = self.streams.is_power_of_two() && self.streams <= features.subgroup_size.0;
+        Features { subgroups: features.subgroups && fit, ..features }
     }
     pub(super) fn mix(&self) -> Mix {
         Mix {
@@ -164,6 +170,20 @@ impl Boundary {
     /// # Errors
     /// As [`Gpu::pipeline`], [`Gpu::buffer`] and [`Gpu::bind`].
     pub fn new(gpu: &Gpu, dims: &Dims, place: Place<'_>, buffers: &Buffers<'_>) -> Result<Self> {
+        Self::with_features(gpu, gpu.features(), dims, place, buffers)
+    }
+
+    /// The same, in the variants that use these of the device's features.
+    ///
+    /// # Errors
+    /// As [`Boundary::new`].
+    pub fn with_features(
+        gpu: &Gpu,
+        features: Features,
+        dims: &Dims,
+        place: Place<'_>,
+        buffers: &Buffers<'_>,
+    ) -> Result<Self> {
         // What a place does not read is bound to what it does.
         let (flags, mix_fn, mix_const) = match place {
             Place::First { mix_fn } => (FIRST | MIX, mix_fn, mix_fn),
@@ -174,7 +194,9 @@ impl Boundary {
         let params =
             Params { flags, hidden: dims.hidden, stride: dims.stride(), parts: buffers.parts, mix: dims.mix() };
         let params = gpu.uniform("boundary params", &params)?;
-        let bind = |variant| {
+        let features = dims.usable(features);
+        let bind = |variants: &[&str]| {
+            let variant = features.choose("boundary", variants);
             gpu.bind(
                 &gpu.pipeline("boundary", variant, &[("STREAMS", dims.streams.into())])?,
                 &[
@@ -192,8 +214,8 @@ impl Boundary {
         };
         let projection = dims.projections() as u64 * dims.streams as u64 * dims.stride() as u64 * 4;
         Ok(Self {
-            row: bind("r1")?,
-            tile: if dims.streams <= TILE_STREAMS { Some(bind("r4")?) } else { None },
+            row: bind(&["r1_sub", "r1"])?,
+            tile: if dims.streams <= TILE_STREAMS { Some(bind(&["r4_sub", "r4"])?) } else { None },
             slices: dims.slices(),
             weights: if flags & MIX != 0 { projection } else { 0 },
         })

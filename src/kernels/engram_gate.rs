@@ -1,7 +1,7 @@
 //! Kernel `engram_gate`: adds an Engram's memory to the residual streams (`numerics.md` §8).
 
 use super::boundary::{Dims, Mix};
-use crate::gpu::{Binding, Bound, Gpu, Layout, Recording, Traffic};
+use crate::gpu::{Binding, Bound, Features, Gpu, Layout, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
 
@@ -79,6 +79,22 @@ impl EngramGate {
         expand: Option<Expand<'_>>,
         buffers: &Buffers<'_>,
     ) -> Result<Self> {
+        Self::with_features(gpu, gpu.features(), dims, image_token, pad_token, expand, buffers)
+    }
+
+    /// The same, in the variant that uses these of the device's features.
+    ///
+    /// # Errors
+    /// As [`EngramGate::new`].
+    pub fn with_features(
+        gpu: &Gpu,
+        features: Features,
+        dims: &Dims,
+        image_token: Option<u32>,
+        pad_token: Option<u32>,
+        expand: Option<Expand<'_>>,
+        buffers: &Buffers<'_>,
+    ) -> Result<Self> {
         let params = Params {
             expand: expand.is_some().into(),
             hidden: dims.hidden,
@@ -94,8 +110,9 @@ impl EngramGate {
         // Without an output to expand, its bindings are not read.
         let unread = Expand { z: buffers.qk, parts: 0, partials_in: buffers.qk, mix_const: buffers.qk };
         let expand = expand.unwrap_or(unread);
+        let variant = dims.usable(features).choose("engram_gate", &["sub", "plain"]);
         let bound = gpu.bind(
-            &gpu.pipeline("engram_gate", "plain", &[("STREAMS", dims.streams.into())])?,
+            &gpu.pipeline("engram_gate", variant, &[("STREAMS", dims.streams.into())])?,
             &[
                 Binding::Whole(&params),
                 buffers.step,

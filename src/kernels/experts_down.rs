@@ -2,7 +2,7 @@
 
 use super::experts_up::{record_tiles, ExpertPack, ExpertSegment, ExpertSlice};
 use super::linear::{bind_tiles, lane_groups};
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording};
+use crate::gpu::{Binding, Bound, Buffer, Features, Gpu, Layout, Recording};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
 
@@ -54,6 +54,11 @@ pub struct ExpertsDown {
 impl ExpertsDown {
     /// Makes pipelines and bind groups. The slices have two segments each.
     pub fn new(gpu: &Gpu, pack: &ExpertPack, io: &ExpertsDownIo<'_>) -> Result<Self> {
+        Self::with_features(gpu, gpu.features(), pack, io)
+    }
+
+    /// The same, in the variants that use these of the device's features.
+    pub fn with_features(gpu: &Gpu, features: Features, pack: &ExpertPack, io: &ExpertsDownIo<'_>) -> Result<Self> {
         assert!(io.u_stride.is_multiple_of(4), "rows of u are read in quads: stride {}", io.u_stride);
         let bind = |slice: &ExpertSlice| {
             let params = Params {
@@ -64,7 +69,7 @@ impl ExpertsDown {
                 segment: slice.segments[..].try_into().expect("w2, routed and shared"),
             };
             let params = gpu.uniform("experts_down params", &params)?;
-            bind_tiles(gpu, "experts_down", pack.k, pack.formats(), None, |pipeline| {
+            bind_tiles(gpu, features, "experts_down", pack.k, pack.formats(), None, |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, io.u, io.pairs, io.tiles, io.z];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })

@@ -2,7 +2,7 @@
 
 use super::group_rows::{max_tiles, tile};
 use super::linear::{bind_tiles, fold, lane_groups};
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Recording, Traffic};
+use crate::gpu::{Binding, Bound, Buffer, Features, Gpu, Layout, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
 
@@ -146,6 +146,11 @@ pub struct ExpertsUp {
 impl ExpertsUp {
     /// Makes pipelines and bind groups. The slices have four segments each.
     pub fn new(gpu: &Gpu, pack: &ExpertPack, io: &ExpertsUpIo<'_>) -> Result<Self> {
+        Self::with_features(gpu, gpu.features(), pack, io)
+    }
+
+    /// The same, in the variants that use these of the device's features.
+    pub fn with_features(gpu: &Gpu, features: Features, pack: &ExpertPack, io: &ExpertsUpIo<'_>) -> Result<Self> {
         assert!(io.x_stride.is_multiple_of(4), "rows of x are read in quads: stride {}", io.x_stride);
         let bind = |slice: &ExpertSlice| {
             let params = Params {
@@ -160,7 +165,7 @@ impl ExpertsUp {
                 segment: slice.segments[..].try_into().expect("w1 and w3, routed and shared"),
             };
             let params = gpu.uniform("experts_up params", &params)?;
-            bind_tiles(gpu, "experts_up", pack.k, pack.formats(), None, |pipeline| {
+            bind_tiles(gpu, features, "experts_up", pack.k, pack.formats(), None, |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, io.norm, io.x, io.gains, io.pairs, io.tiles, io.u];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })

@@ -2,7 +2,7 @@
 //! Also what a pack of weights is, and how a dot product falls to lanes, which the other weight kernels share.
 
 use crate::checkpoint::Format;
-use crate::gpu::{Binding, Bound, Buffer, Gpu, Layout, Pipeline, Recording, Traffic};
+use crate::gpu::{Binding, Bound, Buffer, Features, Gpu, Layout, Pipeline, Recording, Traffic};
 use crate::{layout, Result};
 use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
@@ -135,6 +135,11 @@ struct SliceDispatch {
 impl Linear {
     /// Makes pipelines and bind groups.
     pub fn new(gpu: &Gpu, pack: &Pack, io: &LinearIo<'_>) -> Result<Self> {
+        Self::with_features(gpu, gpu.features(), pack, io)
+    }
+
+    /// The same, in the variants that use these of the device's features.
+    pub fn with_features(gpu: &Gpu, features: Features, pack: &Pack, io: &LinearIo<'_>) -> Result<Self> {
         assert!(
             [io.x_stride, io.x_offset].iter().all(|n| n.is_multiple_of(4)),
             "rows of x are read in quads: stride {}, offset {}",
@@ -159,7 +164,8 @@ impl Linear {
             // Without a norm its binding is never read; x stands in.
             let norm = io.norm.map_or(io.x, |(weight, _)| weight);
             let formats = pack.slices.iter().flat_map(|slice| &slice.segments).map(|s| s.format);
-            let tiles = bind_tiles(gpu, "linear", pack.k, formats, Some(io.norm.is_some()), |pipeline| {
+            let norm_inside = Some(io.norm.is_some());
+            let tiles = bind_tiles(gpu, features, "linear", pack.k, formats, norm_inside, |pipeline| {
                 let buffers = [&params, io.step, &slice.weights, norm, io.x, io.y];
                 gpu.bind(pipeline, &buffers.map(Binding::Whole))
             })?;
@@ -226,6 +232,7 @@ fn row_tile(rows: u32) -> (usize, u32) {
 /// One bind group for each of [`ROW_TILES`], whose variants give equal bits; `formats` are those that occur.
 pub(super) fn bind_tiles(
     gpu: &Gpu,
+    features: Features,
     kernel: &str,
     k: u32,
     formats: impl Iterator<Item = u32>,
@@ -236,8 +243,8 @@ pub(super) fn bind_tiles(
     let tail = !k.is_multiple_of(32) as u32;
     let mut overrides = vec![("LANES", lanes(k) as f64), ("FORMATS", formats as f64), ("TAIL", tail as f64)];
     overrides.extend(norm.map(|norm| ("NORM", norm as u32 as f64)));
-    let tile = |size: u32| bind(&gpu.pipeline(kernel, &format!("r{size}"), &overrides)?);
-    Ok([tile(ROW_TILES[0])?, tile(ROW_TILES[1])?, tile(ROW_TILES[2])?])
+    let tile = |variants: &[&str]| bind(&gpu.pipeline(kernel, features.choose(kernel, variants), &overrides)?);
+    Ok([tile(&["r1_sub", "r1"])?, tile(&["r4"])?, tile(&["r8"])?])
 }
 
 /// A count of workgroups in two dimensions of at most 65,535.

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Format, Tensor};
 use crate::formats::{e2m1_to_f32, e4m3_to_f32, CacheFormat};
-use crate::gpu::{Buffer, Gpu, MemoryKind, Recording};
+use crate::gpu::{Buffer, Features, Gpu, MemoryKind, Recording};
 use crate::kernels::cache_append::{page_place, SLAB_HEADER, TABLE_PAGES};
 use crate::kernels::linear::Pack;
 use crate::kernels::Step;
@@ -129,12 +129,14 @@ impl Found {
 /// A device, and random data.
 pub struct Lab<'g> {
     pub gpu: &'g Gpu,
+    /// Those that the variant under test needs, so that no other one is chosen.
+    pub features: Features,
     pub random: Random,
 }
 
 impl<'g> Lab<'g> {
-    pub fn new(gpu: &'g Gpu) -> Self {
-        Self { gpu, random: Random::new(41) }
+    pub fn new(gpu: &'g Gpu, features: Features) -> Self {
+        Self { gpu, features, random: Random::new(41) }
     }
 
     /// Uniform in `0..n`.

@@ -11,7 +11,7 @@ mod products;
 mod selection;
 mod streams;
 
-use crate::gpu::{Gpu, SHADERS};
+use crate::gpu::{find, Gpu, SHADERS};
 use crate::{Error, Result};
 use lab::{Found, Lab};
 use serde::Serialize;
@@ -70,7 +70,8 @@ pub async fn run_one(gpu: &Gpu, kernel: &'static str, variant: &'static str) -> 
     gpu.check()?;
     let dispatches = || gpu.counters().dispatches_by_kernel.get(&format!("{kernel}/{variant}")).copied();
     let before = dispatches();
-    let mut found = match check(&mut Lab::new(gpu), kernel, variant).await {
+    let features = find(kernel, variant).map_or(gpu.features(), |shader| gpu.features().only(shader.needs));
+    let mut found = match check(&mut Lab::new(gpu, features), kernel, variant).await {
         Ok(found) => found,
         Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
         Err(error) => Found::failed(error.to_string()),
@@ -86,20 +87,21 @@ pub async fn run_one(gpu: &Gpu, kernel: &'static str, variant: &'static str) -> 
 async fn check(lab: &mut Lab<'_>, kernel: &str, variant: &str) -> Result<Found> {
     match (kernel, variant) {
         ("embed", "plain") => streams::embed(lab).await,
-        ("boundary", "r1") => streams::boundary(lab, 1).await,
-        ("boundary", "r4") => streams::boundary(lab, 6).await,
+        ("lanes", "w128" | "w256") => streams::lanes(lab, variant).await,
+        ("boundary", "r1" | "r1_sub") => streams::boundary(lab, 1).await,
+        ("boundary", "r4" | "r4_sub") => streams::boundary(lab, 6).await,
         ("engram_gather", "plain") => streams::engram_gather(lab).await,
-        ("engram_gate", "plain") => streams::engram_gate(lab).await,
+        ("engram_gate", "plain" | "sub") => streams::engram_gate(lab).await,
         ("tap", "plain") => streams::tap(lab).await,
-        ("linear", "r1") => products::linear(lab, 1).await,
+        ("linear", "r1" | "r1_sub") => products::linear(lab, 1).await,
         ("linear", "r4") => products::linear(lab, 3).await,
         ("linear", "r8") => products::linear(lab, 11).await,
         ("route", "plain") => products::route(lab).await,
         ("group_rows", "plain") => products::group_rows(lab).await,
-        ("experts_up", "r1") => products::experts_up(lab, 1).await,
+        ("experts_up", "r1" | "r1_sub") => products::experts_up(lab, 1).await,
         ("experts_up", "r4") => products::experts_up(lab, 5).await,
         ("experts_up", "r8") => products::experts_up(lab, 33).await,
-        ("experts_down", "r1") => products::experts_down(lab, 1).await,
+        ("experts_down", "r1" | "r1_sub") => products::experts_down(lab, 1).await,
         ("experts_down", "r4") => products::experts_down(lab, 5).await,
         ("experts_down", "r8") => products::experts_down(lab, 33).await,
         ("cache_append", "window" | "reindex" | "full") => caches::cache_append(lab, variant).await,

@@ -40,7 +40,7 @@ pub async fn linear(lab: &mut Lab<'_>, rows: usize) -> Result<Found> {
                 y_offset: 1,
                 last_row: false,
             };
-            Linear::new(lab.gpu, &pack, &io)?.record(recording, rows as u32);
+            Linear::with_features(lab.gpu, lab.features, &pack, &io)?.record(recording, rows as u32);
             Ok(y)
         })
         .await?;
@@ -215,7 +215,7 @@ pub async fn experts_up(lab: &mut Lab<'_>, rows: usize) -> Result<Found> {
                 slots: SLOTS as u32,
                 limit,
             };
-            ExpertsUp::new(lab.gpu, &experts.pack, &io)?.record(recording, rows as u32);
+            ExpertsUp::with_features(lab.gpu, lab.features, &experts.pack, &io)?.record(recording, rows as u32);
             Ok(u)
         })
         .await?;
@@ -261,7 +261,7 @@ pub async fn experts_down(lab: &mut Lab<'_>, rows: usize) -> Result<Found> {
                 z_stride: z_stride as u32,
                 slots: SLOTS as u32,
             };
-            ExpertsDown::new(lab.gpu, &experts.pack, &io)?.record(recording, rows as u32);
+            ExpertsDown::with_features(lab.gpu, lab.features, &experts.pack, &io)?.record(recording, rows as u32);
             Ok(z)
         })
         .await?;

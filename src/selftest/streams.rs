@@ -14,6 +14,15 @@ use crate::reference::math::Matrix;
 use crate::reference::tap::mean;
 use crate::Result;
 
+/// The lanes of the device, which variants with subgroups build on.
+pub async fn lanes(lab: &Lab<'_>, variant: &str) -> Result<Found> {
+    let mut found = Found::exact();
+    if let Some(fault) = lab.gpu.lanes(variant).await? {
+        found.wrong(1, fault);
+    }
+    Ok(found)
+}
+
 /// Of streams and of what is made of them.
 const STREAMS: f64 = 2e-5;
 /// Channels whose partial sums lie together.
@@ -151,7 +160,7 @@ pub async fn boundary(lab: &mut Lab<'_>, rows: usize) -> Result<Found> {
                     partials_out: Binding::Whole(&partials_out),
                     x: Binding::Whole(&x),
                 };
-                Boundary::new(lab.gpu, &dims, place, &buffers)?.record(recording, rows as u32);
+                Boundary::with_features(lab.gpu, lab.features, &dims, place, &buffers)?.record(recording, rows as u32);
                 Ok([streams, partials_out, x])
             })
             .await?;
@@ -214,7 +223,8 @@ pub async fn engram_gate(lab: &mut Lab<'_>) -> Result<Found> {
                     tokens: Binding::Whole(&tokens),
                 };
                 let expand = expands.then_some(expand);
-                let kernel = EngramGate::new(lab.gpu, &dims, Some(IMAGE), Some(PAD), expand, &buffers)?;
+                let kernel =
+                    EngramGate::with_features(lab.gpu, lab.features, &dims, Some(IMAGE), Some(PAD), expand, &buffers)?;
                 kernel.record(recording, rows as u32 + 1);
                 Ok(streams)
             })

@@ -40,7 +40,7 @@ export interface MemoryPlan {
 }
 export interface EngineInfo {
   adapter: { name: string; software: boolean; description: string };
-  /** What is used of the device: that which a kernel has a use for and the browser gives. */
+  /** What is used of the device: that which a kernel has a use for, the browser gives, and works as it should. */
   features: { f16: boolean; subgroups: boolean; dot4: boolean; timestamps: boolean };
   limits: { maxBufferSize: number; maxStorageBufferBindingSize: number; maxComputeWorkgroupStorageSize: number;
     maxComputeInvocationsPerWorkgroup: number; maxStorageBuffersPerShaderStage: number };

@@ -148,6 +148,21 @@ test("cut, corrupt, replaced by a page: refused, and good again afterwards", asy
   assert.equal((await download()).size, size);
 });
 
+test("what was verified loads without a network, in this visit and the next", async () => {
+  for (const deny of [[], ["opfs"]]) {
+    await browser.reload(page);
+    const there = await download("page", { deny });
+    for (const again of [false, true]) {
+      // The module itself comes from the network.
+      if (again) await browser.reload(page);
+      await page.evaluate(() => import("/pkg/dist/download.js").then(() => undefined));
+      await browser.context.setOffline(true);
+      assert.deepEqual(await download("page", { deny }), there, `${deny}, ${again}`);
+      await browser.context.setOffline(false);
+    }
+  }
+});
+
 test("a small quota is an error with the numbers, and room makes it good", async () => {
   // A profile that has never held more: what was deleted elsewhere counts for a while.
   const fresh = await start();

@@ -93,6 +93,39 @@ test("logits are those of the native build", async (t) => {
   }
 });
 
+test("with subgroups and without, logits are the same bits", async (t) => {
+  const page = await browser.page();
+  const found = await page.evaluate(async (prompt) => {
+    const { askForSubgroups } = await import("/pkg/dist/subgroups.js");
+    const wasm = await import("/wasm-tests/cedra.js");
+    await wasm.default();
+    const files = new Map();
+    for (const name of ["config.json", "tokenizer.json", "model.safetensors"]) {
+      files.set(name, await (await fetch(`/golden/${name}`)).blob());
+    }
+    const run = async () => {
+      const engine = await wasm.WasmEngine.load(files, { context: 256, chunk: 1 });
+      const session = await engine.session();
+      await session.append(Uint32Array.from(prompt), { prefill: "full", reuse: false });
+      await (await session.generate({ maxTokens: 1 })).next();
+      const logits = [...new Uint32Array((await wasm.logits(engine)).buffer)];
+      const kernels = Object.keys(engine.counters.dispatchesByKernel);
+      session.close();
+      return { used: engine.info.features.subgroups, kernels: kernels.filter((name) => /sub$/.test(name)), logits };
+    };
+    // What nobody has asked for, no device has.
+    const plain = await run();
+    askForSubgroups();
+    return { offered: (await isSupported()).features.includes("subgroups"), plain, with: await run() };
+  }, expected.cases[0].prompt);
+  assert.deepEqual([found.plain.used, found.plain.kernels], [false, []]);
+  if (!found.offered) return t.skip("this browser's adapter has no subgroups");
+  assert.equal(found.with.used, true);
+  assert.deepEqual(found.with.kernels.sort(), ["boundary/r1_sub", "engram_gate/sub", "experts_down/r1_sub", "experts_up/r1_sub", "linear/r1_sub"]);
+  assert.ok(found.with.logits.length > 0);
+  assert.deepEqual(found.with.logits, found.plain.logits);
+});
+
 test("the pocket model answers as it did in the framework that trained it", async () => {
   // All seven with CEDRA_ALL_PROMPTS=1.
   const cases = process.env.CEDRA_ALL_PROMPTS ? pocket.cases : pocket.cases.slice(2, 4);

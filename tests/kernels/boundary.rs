@@ -1,6 +1,6 @@
 //! Kernel `boundary` against its CPU twin.
 
-use super::common::{assert_close, assert_same_bits, config, gpu, poisoned, read, upload, Random, POISON};
+use super::common::{assert_close, assert_same_bits, config, gpu, plain, poisoned, read, upload, Random, POISON};
 use super::linear::{step, strided};
 use cedra::gpu::{Binding, Buffer, Gpu, MemoryKind, Recording};
 use cedra::kernels::boundary::{Boundary, Buffers, Dims, Place};
@@ -285,6 +285,11 @@ proptest! {
         n in 1usize..=8, h in 1usize..200, rows in 1usize..7, parts in 1usize..8, at in 0usize..4, seed in any::<u64>(),
     ) {
         let Some(gpu) = gpu() else { return Ok(()) };
-        Case::random(dims(n, h), rows, parts, 1.0, seed).check(gpu, PLACES[at]);
+        let (case, at) = (Case::random(dims(n, h), rows, parts, 1.0, seed), PLACES[at]);
+        case.check(gpu, at);
+        let (got, plain) = (case.run(gpu, at), case.run(plain().expect("the same adapter"), at));
+        assert_same_bits(&got.streams, &plain.streams);
+        assert_same_bits(&got.x, &plain.x);
+        assert_same_bits(&got.partials, &plain.partials);
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel tests share: the device, random data, comparisons.
 #![allow(dead_code, reason = "each kernel's tests use a part of it")]
 
-use cedra::gpu::{Buffer, DeviceOptions, Gpu, MemoryKind};
+use cedra::gpu::{Buffer, DeviceOptions, FeatureUse, Gpu, MemoryKind};
 use std::sync::OnceLock;
 
 /// A NaN that shaders must never read: unwritten memory.
@@ -11,7 +11,17 @@ pub const POISON: u32 = 0xFFFF_FFFF;
 /// a missing device is a failure.
 pub fn gpu() -> Option<&'static Gpu> {
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
-    GPU.get_or_init(|| match Gpu::new_blocking(&DeviceOptions { software: true, ..Default::default() }) {
+    open(&GPU, FeatureUse::of_kernels())
+}
+
+/// The same device without any optional feature: kernels are the plain variants there.
+pub fn plain() -> Option<&'static Gpu> {
+    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
+    open(&GPU, FeatureUse::NONE)
+}
+
+fn open(cell: &'static OnceLock<Option<Gpu>>, features: FeatureUse) -> Option<&'static Gpu> {
+    cell.get_or_init(|| match Gpu::new_blocking(&DeviceOptions { software: true, features, ..Default::default() }) {
         Ok(gpu) => Some(gpu),
         Err(error) if std::env::var("CEDRA_REQUIRE_GPU").is_ok_and(|v| v == "1") => panic!("{error}"),
         Err(error) => {

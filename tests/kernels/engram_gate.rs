@@ -1,7 +1,7 @@
 //! Kernel `engram_gate` against its CPU twin.
 
 use super::boundary::{dims, mix_const, padded, random_mix, row_partials, shape, unpadded};
-use super::common::{assert_close, assert_same_bits, config, gpu, upload, Random};
+use super::common::{assert_close, assert_same_bits, config, gpu, plain, upload, Random};
 use super::linear::{step, strided};
 use cedra::gpu::{Binding, Gpu, MemoryKind, Recording};
 use cedra::kernels::boundary::Dims;
@@ -151,6 +151,9 @@ proptest! {
         n in 1usize..=8, h in 1usize..300, rows in 1usize..5, parts in 1usize..8, expands: bool, seed in any::<u64>(),
     ) {
         let Some(gpu) = gpu() else { return Ok(()) };
-        Case::random(dims(n, h), rows, parts, seed).check(gpu, expands);
+        let case = Case::random(dims(n, h), rows, parts, seed);
+        case.check(gpu, expands);
+        let plain = plain().expect("the same adapter");
+        assert_same_bits(&case.run(gpu, expands, 0..rows), &case.run(plain, expands, 0..rows));
     }
 }

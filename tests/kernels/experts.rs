@@ -1,6 +1,6 @@
 //! Kernels `experts_up` and `experts_down` against dequantised weights in f64, with the tiles that `group_rows` makes.
 
-use super::common::{assert_same_bits, config, gpu, poisoned, read, upload, Random, POISON};
+use super::common::{assert_same_bits, config, gpu, plain, poisoned, read, upload, Random, POISON};
 use super::linear::{product, step, strided, Weight, FORMATS};
 use cedra::checkpoint::Format;
 use cedra::gpu::{Buffer, DeviceOptions, FeatureUse, Gpu, MemoryKind, Recording};
@@ -211,6 +211,12 @@ proptest! {
         let alone = run(gpu, &layer, &whole, &x[t..t + 1], &ids[pairs.clone()], &gains[pairs.clone()]);
         for (alone, all) in alone.iter().zip(&all) {
             alone.iter().zip(&all[pairs.clone()]).for_each(|(a, b)| assert_same_bits(a, b));
+        }
+        let plain = plain().expect("the same adapter");
+        let on_plain = layer.packs(plain, [1 << 27; 2]);
+        let again = run(plain, &layer, &on_plain, &x[t..t + 1], &ids[pairs.clone()], &gains[pairs]);
+        for (again, alone) in again.iter().zip(&alone) {
+            again.iter().zip(alone).for_each(|(a, b)| assert_same_bits(a, b));
         }
         // As few experts a slice as the largest of them allows.
         let limits = [0, 1].map(|i| whole[i].expert_bytes.into_iter().max().unwrap() + 16);

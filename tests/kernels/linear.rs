@@ -1,6 +1,6 @@
 //! Kernel `linear`, and the weight packs that it reads, against dequantised weights in f64.
 
-use super::common::{assert_same_bits, config, gpu, poisoned, read, upload, Random, POISON};
+use super::common::{assert_same_bits, config, gpu, plain, poisoned, read, upload, Random, POISON};
 use cedra::checkpoint::{Format, Tensor};
 use cedra::gpu::{Buffer, Gpu, MemoryKind, Recording};
 use cedra::kernels::linear::{Linear, LinearIo, Pack};
@@ -199,6 +199,10 @@ proptest! {
         let row = random.below(rows as u32) as usize;
         let alone = run(gpu, &whole, &Case { x: &x[row..row + 1], ..case });
         assert_same_bits(&alone[0], &y[row]);
+        let plain = plain().expect("the same adapter");
+        let on_plain = pack(plain, &specs, &weights, 1 << 27);
+        assert_same_bits(&run(plain, &on_plain, &Case { x: &x[row..row + 1], ..case })[0], &alone[0]);
+        run(plain, &on_plain, &case).iter().zip(&y).for_each(|(a, b)| assert_same_bits(a, b));
         let newest = run(gpu, &whole, &Case { last_row: true, ..case });
         assert_same_bits(&newest[0], &y[rows - 1]);
         // 32 rows of F32 take 128 bytes a channel.
