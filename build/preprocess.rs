@@ -81,8 +81,8 @@ impl Expanded {
 
 /// Expands `kernel.wgsl` for a variant. `read` gives the text of a file under `shaders/`, e.g. `shared/step.wgsl`.
 ///
-/// The output opens with the directives that the variant's features need (`F16`, `DOT4`; naga knows no
-/// `enable subgroups`, which is put before it where the text goes to a browser), then one `const NAME: u32` for every `NAME=value`, then the kernel's text.
+/// The output opens with the directives that the variant's features need (`F16`, `DOT4`; naga knows no `enable subgroups`, which is
+/// put before it where the text goes to a browser), then one `const NAME: u32` for every `NAME=value`, then the kernel's text.
 pub fn expand(variant: &Variant, read: &dyn Fn(&str) -> Option<String>) -> Result<Expanded, String> {
     let mut out = Expanded { text: String::new(), origins: Vec::new() };
     if variant.defines("F16") {

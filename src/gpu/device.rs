@@ -428,7 +428,6 @@ fn said(what: &str, error: &wgpu::Error) -> String {
     }
 }
 
-/// Lower is better.
 #[cfg(not(target_arch = "wasm32"))]
 async fn offers_subgroups(offered: wgpu::Features) -> bool {
     offered.contains(wgpu::Features::SUBGROUP)
@@ -451,6 +450,7 @@ async fn offers_subgroups(_: wgpu::Features) -> bool {
     has().await.unwrap_or(false)
 }
 
+/// Lower is better.
 fn preference(kind: wgpu::DeviceType) -> u32 {
     match kind {
         wgpu::DeviceType::DiscreteGpu => 0,
