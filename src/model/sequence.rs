@@ -1,6 +1,6 @@
 //! A text on the device: reads tokens, goes back, is copied. How it makes tokens is in [`generation`](super::generation).
 
-use super::generation::{Generation, Run};
+use super::generation::Run;
 use super::plan::{readback_bytes, READBACK_SLOTS};
 use super::step::{LayerRows, Rows, StepKernels};
 use super::{Model, POISON};
@@ -10,7 +10,7 @@ use crate::kernels::Step;
 use crate::layout::PAGE_TOKENS;
 use crate::reading::{Depth, Floors, Prefill, Reading, Replay};
 use crate::reference::sequence::check_tokens;
-use crate::sampling::{Generator, Request};
+use crate::sampling::Generator;
 use crate::spec::{Draft, Scheduler};
 use crate::{Error, Result};
 use std::ops::{ControlFlow, Range};
@@ -508,7 +508,7 @@ impl Sequence {
     ///
     /// # Errors
     /// As [`Sequence::generate_async`].
-    pub fn generate(&mut self, request: &Request) -> Result<Generation<'_>> {
+    pub fn generate(&mut self, request: &crate::sampling::Request) -> Result<super::Generation<'_>> {
         pollster::block_on(self.generate_async(request))
     }
 

@@ -523,7 +523,7 @@ impl Making {
 /// `ids` with whether they had been drafted.
 fn piece(ids: &[(u32, bool)], text: &str, done: bool, finish: Option<Finish>) -> JsValue {
     let piece: JsValue = js_sys::Object::new().into();
-    let (ids, drafted): (Vec<u32>, Vec<u8>) = ids.iter().map(|&(id, drafted)| (id, drafted.into())).unzip();
+    let (ids, drafted): (Vec<u32>, Vec<u8>) = ids.iter().map(|&(id, drafted)| (id, u8::from(drafted))).unzip();
     set(&piece, "ids", &Uint32Array::from(&ids[..]));
     set(&piece, "drafted", &Uint8Array::from(&drafted[..]));
     set(&piece, "text", &text.into());
