@@ -3,11 +3,11 @@
 use super::embedded::{AnyModelArgs, Embedded};
 use super::generate::{print_json, SamplingArgs};
 use super::interrupt::Interrupt;
-use super::session::{count, open_store, saved};
-use super::talk::{check_fits, is_typed, Body, Document, Done, KeepArgs, Speech, StopArgs};
+use super::session::{count, saved};
+use super::talk::{is_typed, open_store, Body, Document, Done, KeepArgs, Speech, StopArgs};
 use crate::checkpoint::Fingerprint;
 use crate::model::Options;
-use crate::reference::sequence::Sequence;
+use crate::reference::sequence::{check_room, Sequence};
 use crate::session::{Engine, Rings, Session};
 use crate::store::{hash16, RecordId, Store};
 use crate::Error;
@@ -55,15 +55,17 @@ impl Ask {
         let text = speech.talk.load(tokenizer, &[], &document.title, &document.text)?;
         let asked = speech.talk.ask(tokenizer, &text, &question)?;
         let (length, more) = (text.len(), asked.len() + speech.request.max_tokens);
-        let what = format!("{}: {} and {more} for question and answer", document.title, count(length, "token"));
-        check_fits(&what, length, more, config.max_position_embeddings)?;
+        check_room(length, more, config.max_position_embeddings).with_context(|| {
+            let tokens = count(length, "token");
+            format!("{} has {tokens}, question and answer may take {more}", document.title)
+        })?;
 
         let interrupt = Interrupt::watch()?;
         interrupt.idle();
         let path = self.keep.path()?;
         let (place, device) = match self.model.choose()? {
             Some(gpu) => {
-                let store = path.as_deref().map(open_store).transpose().context("--no-store asks without a store")?;
+                let store = path.as_deref().map(open_store).transpose()?;
                 let device = gpu.describe();
                 let options = Options { context: length + more, ..Options::default() };
                 let engine = Engine::new(opened.load(gpu, options)?, opened.fingerprint());

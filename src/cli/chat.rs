@@ -4,11 +4,11 @@ use super::embedded::{AnyModelArgs, Embedded};
 use super::generate::SamplingArgs;
 use super::interrupt::Interrupt;
 use super::runtime::Opened;
-use super::session::{ago, count, name_of_session, open_store, saved};
-use super::talk::{check_fits, is_typed, Body, Document, KeepArgs, Speech, StopArgs};
+use super::session::{ago, count, name_of_session, saved};
+use super::talk::{is_typed, open_store, Body, Document, KeepArgs, Speech, StopArgs};
 use crate::gpu::Gpu;
 use crate::model::Options;
-use crate::reference;
+use crate::reference::sequence::{check_room, Sequence};
 use crate::session::{Engine, Rings};
 use crate::snapshot::Manifest;
 use crate::store::{MemoryStore, Store};
@@ -94,15 +94,15 @@ enum Shelf {
     },
     /// The CPU keeps them as long as the process lives.
     Cpu {
-        empty: Box<reference::sequence::Sequence>,
-        texts: BTreeMap<String, reference::sequence::Sequence>,
+        empty: Box<Sequence>,
+        texts: BTreeMap<String, Sequence>,
     },
 }
 
 impl Shelf {
     fn on_device(opened: &Opened, gpu: Arc<Gpu>, path: Option<&Path>) -> anyhow::Result<Self> {
         let store: Rc<dyn Store> = match path {
-            Some(path) => open_store(path).context("--no-store talks without a store")?,
+            Some(path) => open_store(path)?,
             None => Rc::new(MemoryStore::new()),
         };
         let context = opened.checkpoint.config().max_position_embeddings.min(MOST_CONTEXT);
@@ -295,11 +295,11 @@ impl Room {
         done
     }
 
-    /// Reads ids, all of them or none.
-    fn read(&mut self, what: &str, ids: &[u32], more: usize) -> anyhow::Result<()> {
+    /// Reads ids, all of them or none, where there is room for them and a token more.
+    fn read(&mut self, what: &str, ids: &[u32]) -> anyhow::Result<()> {
         let before = self.body.tokens().len();
         let context = before + self.body.remaining();
-        check_fits(what, before, ids.len() + more, context)?;
+        check_room(before, ids.len() + 1, context).with_context(|| format!("{what} does not fit"))?;
         match self.body.read(ids, &self.interrupt) {
             Ok(done) => {
                 let all = self.body.tokens().len();
@@ -326,7 +326,7 @@ impl Room {
         let talk = &self.speech.talk;
         let ids = talk.load(&self.opened.tokenizer, self.body.tokens(), &document.title, &document.text)?;
         self.interruptible(|room| {
-            room.read(&file.display().to_string(), &ids, 1)?;
+            room.read(&file.display().to_string(), &ids)?;
             room.keep()
         })
     }
@@ -335,7 +335,7 @@ impl Room {
         let ids = self.speech.talk.ask(&self.opened.tokenizer, self.body.tokens(), question)?;
         self.interruptible(|room| {
             let before = room.body.tokens().len();
-            room.read("the question", &ids, 1)?;
+            room.read("the question", &ids)?;
             let answer = room.body.answer(&room.opened.tokenizer, &room.speech, false, &room.interrupt);
             if answer.is_err() && room.body.tokens().len() > before {
                 room.body.truncate(before)?;

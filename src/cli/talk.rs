@@ -7,6 +7,7 @@ use crate::reading::Replay;
 use crate::reference;
 use crate::sampling::Request;
 use crate::session::Session;
+use crate::store::Store;
 use crate::text::{Delta, Reply, StopTexts, Talk, Tokenizer};
 use crate::{Error, Result};
 use anyhow::{anyhow, bail, Context};
@@ -14,6 +15,7 @@ use clap::Args;
 use std::io::{IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Where sessions are kept, if they are.
 #[derive(Debug, Args)]
@@ -105,9 +107,12 @@ impl Document {
     }
 }
 
-/// Refuses what a text of `length` has no room for, and says what it is that does not fit.
-pub(super) fn check_fits(what: &str, length: usize, more: usize, context: usize) -> anyhow::Result<()> {
-    reference::sequence::check_room(length, more, context).with_context(|| format!("{what} does not fit"))
+/// The store in a file, made where there is none.
+pub(super) fn open_store(path: &Path) -> anyhow::Result<Rc<dyn Store>> {
+    super::session::open_store(path).map_err(|error| match error {
+        Error::StoreBusy { .. } => anyhow!("{error}; --no-store does without"),
+        error => error.into(),
+    })
 }
 
 /// Texts that end an answer.
@@ -257,34 +262,34 @@ impl Body {
     ) -> anyhow::Result<Answer> {
         let request = Request { max_tokens: speech.request.max_tokens.min(self.remaining()), ..speech.request.clone() };
         let start = self.tokens().len();
-        let mut voice = Voice::new(speech, silent);
+        let mut speaker = Speaker::new(speech, silent);
         let finish = self.write(&request, &mut |id| {
-            voice.say(tokenizer, id)?;
-            let goes_on = voice.heard && !voice.stopped && !interrupt.asked();
+            speaker.say(tokenizer, id)?;
+            let goes_on = speaker.heard && !speaker.stopped && !interrupt.asked();
             Ok(if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
         // Tokens that were on their way when it was stopped belong to nobody.
-        let said = start + voice.ids.len();
+        let said = start + speaker.ids.len();
         let ended = self.tokens().get(said).is_some_and(|&id| finish == Some(Finish::Stop) && speech.talk.ends(id));
-        let keep = if voice.stopped { start + voice.whole } else { said + usize::from(ended) };
+        let keep = if speaker.stopped { start + speaker.whole } else { said + usize::from(ended) };
         if self.tokens().len() > keep {
             self.truncate(keep)?;
         }
-        voice.end()?;
-        if voice.stopped {
-            let rest = tokenizer.encode(&voice.text[voice.whole_text..])?;
+        speaker.end()?;
+        if speaker.stopped {
+            let rest = tokenizer.encode(&speaker.text[speaker.whole_text..])?;
             match self.read(&rest, interrupt) {
                 Ok(_) | Err(Error::EmptyPrompt | Error::Stopped { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         let finish = match finish {
-            _ if voice.stopped => "stop",
+            _ if speaker.stopped => "stop",
             Some(Finish::Length) => "length",
             Some(Finish::Stop) => "stop",
             None => "interrupted",
         };
-        Ok(Answer { text: voice.text, ids: voice.ids, finish })
+        Ok(Answer { text: speaker.text, ids: speaker.ids, finish })
     }
 }
 
@@ -297,7 +302,7 @@ pub(super) struct Answer {
 }
 
 /// Says an answer as it is made.
-struct Voice {
+struct Speaker {
     reply: Reply,
     stops: StopTexts,
     out: Box<dyn Write>,
@@ -312,7 +317,7 @@ struct Voice {
     whole_text: usize,
 }
 
-impl Voice {
+impl Speaker {
     fn new(speech: &Speech, silent: bool) -> Self {
         let out: Box<dyn Write> = if silent { Box::new(std::io::sink()) } else { Box::new(std::io::stdout()) };
         let (reply, stops) = (speech.talk.reply(), speech.stops.clone());
