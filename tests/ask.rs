@@ -149,7 +149,9 @@ fn a_file_is_read_once() {
 
     desk.file("facts.txt", format!("{FACTS}\nThe limit of brindle is 5190.\n"));
     let ([grown, question, _], [read, reused, _]) = tokens(&desk.ask(&[&file, PORT]));
-    assert_eq!((reused, read), (document, grown - document + question));
+    // The token that the text ended with goes on otherwise.
+    assert!((document - 2..=document).contains(&reused), "{reused} of {document}");
+    assert_eq!(read, grown - reused + question);
     assert_eq!(desk.kept(), [(name, grown)]);
 
     // Several files are one text.
@@ -231,7 +233,12 @@ fn nothing_is_kept_where_nothing_can_or_shall_be() {
     let home = desk.0.path().join("home");
     let at_home = |arguments: &[&str]| {
         let mut command = cedra(arguments);
-        command.env("XDG_DATA_HOME", &home).env("HOME", &home).env("LOCALAPPDATA", &home).output().unwrap()
+        command.env("XDG_DATA_HOME", &home).env("LOCALAPPDATA", &home);
+        // Elsewhere drivers keep compiled kernels there.
+        if cfg!(target_os = "macos") {
+            command.env("HOME", &home);
+        }
+        command.output().unwrap()
     };
     let output = at_home(&["ask", &facts, PORT, "--device", "cpu"]);
     assert_eq!(said(&output), "6077\n");
@@ -307,7 +314,8 @@ fn conversations_are_taken_back_copied_and_found_again() {
     let out = said(&output);
     assert!(out.starts_with("6077\n512\n512\n"), "{out}");
     assert!(out.contains("\n  chat-1 ") && out.contains("\n* other "), "{out}");
-    assert!(told(&output).contains(&format!("0 tokens read, {document} reused")), "{}", told(&output));
+    // All but the token that waits for the next step is taken over from what was asked about the file.
+    assert!(told(&output).contains(&format!("1 token read, {} reused", document - 1)), "{}", told(&output));
     let kept: std::collections::BTreeMap<_, _> = desk.kept().into_iter().collect();
     let (taken_back, other) = (kept["chat-1"], kept["other"]);
     assert!(document < taken_back && taken_back < other, "{kept:?}");
