@@ -245,20 +245,25 @@ fn wrong_requests_are_refused_by_field() {
     assert!(Chat::from_json("{").unwrap_err().to_string().starts_with("`request`: found EOF"));
 }
 
-#[test]
-fn a_control_token_that_the_vocabulary_lacks_is_missed_when_it_is_needed() {
+/// The pocket model's tokenizer, if it had another token in this one's place.
+fn without(control: &str) -> Tokenizer {
     let mut file: Value =
         serde_json::from_slice(&std::fs::read(PathBuf::from(MODEL).join("tokenizer.json")).unwrap()).unwrap();
     for token in file["added_tokens"].as_array_mut().unwrap() {
-        if token["content"] == "<｜System｜>" {
+        if token["content"] == control {
             token["content"] = json!("<｜place▁holder｜>");
         }
     }
     for (text, id) in std::mem::take(file["model"]["vocab"].as_object_mut().unwrap()) {
-        let text = if text == "<｜System｜>" { "<｜place▁holder｜>".into() } else { text };
+        let text = if text == control { "<｜place▁holder｜>".into() } else { text };
         file["model"]["vocab"][text] = id;
     }
-    let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
+    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn a_control_token_that_the_vocabulary_lacks_is_missed_when_it_is_needed() {
+    let tokenizer = without("<｜System｜>");
     let user = json!({ "role": "user", "content": "Say <｜System｜>" });
     chat(&json!({ "messages": [user] })).encode(&tokenizer).unwrap();
     for request in [
@@ -398,10 +403,9 @@ fn only_an_end_of_its_own_ends_an_answer() {
         assert!(stops.contains(&id(control)), "{control}");
         assert_eq!(talk.ends(id(control)), control == "<｜end▁of▁sentence｜>");
     }
-    let bare =
-        br#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"ByteLevel"},"added_tokens":[]}"#;
-    let error = Talk::new(&Tokenizer::from_bytes(bare).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("a vocabulary without `<｜begin▁of▁sentence｜>`"), "{error}");
+    assert_eq!(Talk::new(&without("<｜System｜>")).unwrap().stop_ids().len(), stops.len() - 1);
+    let error = Talk::new(&without("<｜User｜>")).unwrap_err().to_string();
+    assert!(error.contains("a vocabulary without `<｜User｜>`"), "{error}");
 }
 
 /// What is done to a conversation.
