@@ -5,7 +5,7 @@ mod support;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use cedra::text::{Chat, Delta, Reply, Tokenizer};
+use cedra::text::{Chat, Delta, Reply, Talk, Tokenizer};
 use cedra::Error;
 use proptest::prelude::*;
 use serde_json::{json, Value};
@@ -245,20 +245,25 @@ fn wrong_requests_are_refused_by_field() {
     assert!(Chat::from_json("{").unwrap_err().to_string().starts_with("`request`: found EOF"));
 }
 
-#[test]
-fn a_control_token_that_the_vocabulary_lacks_is_missed_when_it_is_needed() {
+/// The pocket model's tokenizer, if it had another token in this one's place.
+fn without(control: &str) -> Tokenizer {
     let mut file: Value =
         serde_json::from_slice(&std::fs::read(PathBuf::from(MODEL).join("tokenizer.json")).unwrap()).unwrap();
     for token in file["added_tokens"].as_array_mut().unwrap() {
-        if token["content"] == "<｜System｜>" {
+        if token["content"] == control {
             token["content"] = json!("<｜place▁holder｜>");
         }
     }
     for (text, id) in std::mem::take(file["model"]["vocab"].as_object_mut().unwrap()) {
-        let text = if text == "<｜System｜>" { "<｜place▁holder｜>".into() } else { text };
+        let text = if text == control { "<｜place▁holder｜>".into() } else { text };
         file["model"]["vocab"][text] = id;
     }
-    let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
+    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn a_control_token_that_the_vocabulary_lacks_is_missed_when_it_is_needed() {
+    let tokenizer = without("<｜System｜>");
     let user = json!({ "role": "user", "content": "Say <｜System｜>" });
     chat(&json!({ "messages": [user] })).encode(&tokenizer).unwrap();
     for request in [
@@ -367,5 +372,95 @@ proptest! {
         prop_assert_eq!(&said["reasoning"], reasoning);
         let heard: Value = serde_json::from_str(said["calls"][0]["arguments"].as_str().unwrap()).unwrap();
         prop_assert_eq!(heard, serde_json::from_str::<Value>(&arguments).unwrap());
+    }
+}
+
+/// A text that grows by what is said is the encoded conversation, token for token.
+#[test]
+fn a_conversation_that_grows_is_the_encoded_one() {
+    let talk = Talk::new(&POCKET).unwrap();
+    let turns = [("One: <｜User｜>?", "1\n\nand more"), ("Two\nlines", "")];
+    let mut text = vec![];
+    for (question, answer) in turns {
+        text.extend(talk.ask(&POCKET, &text, question).unwrap());
+        text.extend(POCKET.encode(answer).unwrap());
+    }
+    // An answer that was not ended is ended by the next question.
+    text.extend(talk.ask(&POCKET, &text, "Three").unwrap());
+    let said = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let before = turns.iter().flat_map(|(question, answer)| [said("user", question), said("assistant", answer)]);
+    let messages: Vec<Value> = before.chain([said("user", "Three")]).collect();
+    assert_eq!(text, chat(&json!({ "messages": messages })).encode(&POCKET).unwrap());
+}
+
+#[test]
+fn only_an_end_of_its_own_ends_an_answer() {
+    let talk = Talk::new(&POCKET).unwrap();
+    let id = |text: &str| POCKET.token_to_id(text).unwrap();
+    let stops = talk.stop_ids();
+    for control in ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"]
+    {
+        assert!(stops.contains(&id(control)), "{control}");
+        assert_eq!(talk.ends(id(control)), control == "<｜end▁of▁sentence｜>");
+    }
+    assert_eq!(Talk::new(&without("<｜System｜>")).unwrap().stop_ids().len(), stops.len() - 1);
+    let error = Talk::new(&without("<｜User｜>")).unwrap_err().to_string();
+    assert!(error.contains("a vocabulary without `<｜User｜>`"), "{error}");
+}
+
+/// What is done to a conversation.
+#[derive(Debug, Clone)]
+enum Act {
+    Load(String),
+    /// A question, an answer, and whether it came to its end.
+    Ask(String, String, bool),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    // Blank lines, spelled control tokens, characters of several bytes.
+    let text =
+        || proptest::collection::vec(prop_oneof!["[a-z]{1,4}", "\n{1,3}", "[ é#]", "<｜User｜>|<｜Assistant｜>"], 1..8);
+    let text = move || text().prop_map(|parts| format!("{}.", parts.concat()));
+    prop_oneof![
+        text().prop_map(Act::Load),
+        (text(), text(), any::<bool>()).prop_map(|(question, answer, ended)| Act::Ask(question, answer, ended)),
+    ]
+}
+
+proptest! {
+    /// Taking back leads to where the text was before each question, and before the documents that no question follows.
+    #[test]
+    fn what_was_said_is_taken_back_in_order(acts in proptest::collection::vec(act(), 1..7)) {
+        let talk = Talk::new(&POCKET).unwrap();
+        let (mut text, mut marks): (Vec<u32>, Vec<usize>) = (vec![], vec![]);
+        let mut loaded = false;
+        for act in &acts {
+            match act {
+                Act::Load(document) => {
+                    let ids = talk.load(&POCKET, &text, "title", document).unwrap();
+                    let opened = ids.iter().position(|&id| id == POCKET.token_to_id("<｜User｜>").unwrap());
+                    prop_assert_eq!(opened.is_none(), loaded);
+                    marks.extend(opened.map(|at| text.len() + at));
+                    text.extend(ids);
+                    loaded = true;
+                }
+                Act::Ask(question, answer, ended) => {
+                    let ids = talk.ask(&POCKET, &text, question).unwrap();
+                    let opened = ids.iter().position(|&id| id == POCKET.token_to_id("<｜User｜>").unwrap());
+                    marks.push(text.len() + opened.unwrap_or(0));
+                    text.extend(ids);
+                    text.extend(POCKET.encode(answer).unwrap());
+                    if *ended {
+                        text.push(POCKET.token_to_id("<｜end▁of▁sentence｜>").unwrap());
+                    }
+                    loaded = false;
+                }
+            }
+        }
+        while let Some(mark) = marks.pop() {
+            prop_assert_eq!(talk.undo(&POCKET, &text).unwrap(), Some(mark));
+            text.truncate(mark);
+        }
+        prop_assert_eq!(talk.undo(&POCKET, &text).unwrap(), None);
     }
 }

@@ -118,13 +118,50 @@ fn offered(command: &clap::Command, name: &str) -> Vec<(String, clap::Command)> 
     .collect()
 }
 
+/// Whether there is a device, a software one too.
+fn gpu() -> bool {
+    match Gpu::new_blocking(&DeviceOptions { software: true, ..DeviceOptions::default() }) {
+        Ok(_) => true,
+        Err(error) if std::env::var("CEDRA_REQUIRE_GPU").is_ok_and(|v| v == "1") => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: no GPU adapter ({error})");
+            false
+        }
+    }
+}
+
+/// The first question of the README, and the second, for which nothing is read again.
+#[test]
+fn questions_are_answered_as_told() {
+    if !gpu() {
+        return;
+    }
+    let text = readme();
+    let lines: Vec<&str> =
+        code_lines(&text).into_iter().filter(|line| line.starts_with("cedra ask README.md ")).collect();
+    assert!(lines.len() == 2, "{lines:?}");
+    let script = std::fs::read_to_string(Path::new(ROOT).join("tools/try.sh")).unwrap();
+    assert!(script.contains(lines[0].strip_prefix("cedra ask ").unwrap()), "tools/try.sh does not ask {}", lines[0]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut answers = vec![];
+    for (i, line) in lines.iter().enumerate() {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cedra"));
+        command.args(words(line).into_iter().skip(1)).arg("--store").arg(folder.path().join("store"));
+        let output = command.current_dir(ROOT).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "`{line}` fails: {told}");
+        assert_eq!(told.contains(" 0 reused"), i == 0, "{told}");
+        answers.push(String::from_utf8(output.stdout).unwrap().trim().to_owned());
+    }
+    let told = format!("The pocket model answers `{}`.", answers.join("` and `"));
+    assert!(text.contains(&told), "README does not say: {told}");
+}
+
 /// The example of sessions, line by line, on a device: a software one too. Skipped where there is none.
 #[test]
 fn sessions_work_as_told() {
-    match Gpu::new_blocking(&DeviceOptions { software: true, ..DeviceOptions::default() }) {
-        Ok(_) => {}
-        Err(error) if std::env::var("CEDRA_REQUIRE_GPU").is_ok_and(|v| v == "1") => panic!("{error}"),
-        Err(error) => return println!("skipped: no GPU adapter ({error})"),
+    if !gpu() {
+        return;
     }
     let text = readme();
     let lines: Vec<&str> = code_lines(&text).into_iter().filter(|line| line.starts_with("cedra session ")).collect();

@@ -12,6 +12,7 @@ pub mod layout;
 mod source;
 mod tensor;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::ops::Range;
@@ -47,7 +48,7 @@ struct File {
 
 #[derive(Debug)]
 enum Content {
-    Owned(Vec<u8>),
+    Here(Cow<'static, [u8]>),
     #[cfg(not(target_arch = "wasm32"))]
     Mapped(memmap2::Mmap),
     Elsewhere(Box<dyn Source>),
@@ -58,7 +59,7 @@ impl File {
     fn bytes(&self, range: Range<u64>) -> Bytes<'_> {
         let here = range.start as usize..range.end as usize;
         match &self.content {
-            Content::Owned(bytes) => Bytes::Here(&bytes[here]),
+            Content::Here(bytes) => Bytes::Here(&bytes[here]),
             #[cfg(not(target_arch = "wasm32"))]
             Content::Mapped(map) => Bytes::Here(&map[here]),
             Content::Elsewhere(source) => {
@@ -69,7 +70,7 @@ impl File {
 
     fn length(&self) -> u64 {
         match &self.content {
-            Content::Owned(bytes) => bytes.len() as u64,
+            Content::Here(bytes) => bytes.len() as u64,
             #[cfg(not(target_arch = "wasm32"))]
             Content::Mapped(map) => map.len() as u64,
             Content::Elsewhere(source) => source.bytes(),
@@ -136,9 +137,10 @@ impl Checkpoint {
         Self::validated(config, config_hash, files, listing)
     }
 
-    /// Takes the text of a `config.json` and the whole of each safetensors file, with its name.
-    pub fn from_files(config_json: &str, files: Vec<(String, Vec<u8>)>) -> Result<Self> {
-        let file = |(name, bytes): (String, _)| File { path: name.into(), content: Content::Owned(bytes) };
+    /// Takes the text of a `config.json` and the whole of each safetensors file, with its name. Bytes that are part of the program
+    /// are not copied.
+    pub fn from_files(config_json: &str, files: Vec<(String, impl Into<Cow<'static, [u8]>>)>) -> Result<Self> {
+        let file = |(name, bytes): (String, _)| File { path: name.into(), content: Content::Here(Into::into(bytes)) };
         let config = Config::from_json(config_json)?;
         Self::new(config, fingerprint::config_hash(config_json), files.into_iter().map(file).collect())
     }

@@ -302,7 +302,7 @@ impl<'a> Voice<'a> {
 }
 
 /// Whether someone reads what was written.
-fn is_heard(written: std::io::Result<()>) -> std::io::Result<bool> {
+pub(super) fn is_heard(written: std::io::Result<()>) -> std::io::Result<bool> {
     match written {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         written => written.map(|()| true),

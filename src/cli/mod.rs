@@ -1,7 +1,10 @@
 //! The `cedra` binary: a thin skin over the library.
 
+mod ask;
 mod bench;
+mod chat;
 mod drafts;
+mod embedded;
 mod generate;
 pub mod inspect;
 mod interrupt;
@@ -11,7 +14,10 @@ mod runtime;
 mod selftest;
 mod session;
 mod synthetic;
+mod talk;
 mod trace;
+
+pub use embedded::Embedded;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -27,6 +33,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Ask(ask::Ask),
+    Chat(chat::Chat),
     /// Generates text from a prompt.
     Generate(generate::Generate),
     Session(session::SessionCommand),
@@ -68,13 +76,15 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command line.
-pub fn main() -> ExitCode {
+/// Runs the command line. `embedded` is the model that answers where a command may go without one and none is named.
+pub fn main(embedded: Option<Embedded>) -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
     let result = match Cli::parse().command {
+        Command::Ask(command) => command.run(embedded),
+        Command::Chat(command) => command.run(embedded),
         Command::Generate(command) => command.run(),
         Command::Session(command) => command.run(),
         Command::Trace(command) => command.run(),
@@ -88,10 +98,7 @@ pub fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cedra: {}", message(&error));
-            match error.is::<interrupt::Interrupted>() {
-                true => ExitCode::from(interrupt::EXIT_CODE),
-                false => ExitCode::FAILURE,
-            }
+            error.downcast_ref::<interrupt::Interrupted>().map_or(ExitCode::FAILURE, |stopped| stopped.code.into())
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One face for the two ways to run a model: a GPU, or plain loops on the CPU.
 
-use super::{Device, ModelArgs};
-use crate::checkpoint::Checkpoint;
+use super::{Device, Embedded, ModelArgs};
+use crate::checkpoint::{Checkpoint, Fingerprint};
 use crate::gpu::{DeviceOptions, Gpu};
 use crate::model::{Model, Options, Sequence};
 use crate::reading::Prefill;
@@ -10,6 +10,7 @@ use crate::spec::{Counters, Draft};
 use crate::text::{NgramTables, Tokenizer};
 use crate::{reference, Error, Result};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What every command needs of a model that runs.
@@ -42,8 +43,18 @@ impl Drafts {
     }
 }
 
+/// Where a model's files are.
+#[derive(Debug, Clone)]
+pub(super) enum Files {
+    /// In a folder.
+    Folder(PathBuf),
+    /// In the program.
+    Embedded(Embedded),
+}
+
 /// A model's files, opened and checked.
 pub(super) struct Opened {
+    files: Files,
     pub checkpoint: Checkpoint,
     pub tokenizer: Tokenizer,
     pub ngrams: NgramTables,
@@ -51,13 +62,36 @@ pub(super) struct Opened {
 
 /// Opens a model folder; nothing is uploaded yet.
 pub(super) fn open(args: &ModelArgs) -> Result<Opened> {
-    let checkpoint = Checkpoint::open(&args.model)?;
-    let tokenizer = Tokenizer::open(&args.model)?;
-    let ngrams = NgramTables::new(checkpoint.config(), &tokenizer)?;
-    Ok(Opened { checkpoint, tokenizer, ngrams })
+    Files::Folder(args.model.clone()).open()
+}
+
+impl Files {
+    /// Opens the files; nothing is uploaded yet.
+    pub fn open(self) -> Result<Opened> {
+        let (checkpoint, tokenizer) = match &self {
+            Self::Folder(folder) => (Checkpoint::open(folder)?, Tokenizer::open(folder)?),
+            Self::Embedded(Embedded { config, weights, tokenizer }) => {
+                let files = vec![("the embedded model".to_string(), *weights)];
+                (Checkpoint::from_files(config, files)?, Tokenizer::from_bytes(tokenizer)?)
+            }
+        };
+        let ngrams = NgramTables::new(checkpoint.config(), &tokenizer)?;
+        Ok(Opened { files: self, checkpoint, tokenizer, ngrams })
+    }
 }
 
 impl Opened {
+    /// What sessions of this model carry.
+    pub fn fingerprint(&self) -> Fingerprint {
+        match &self.files {
+            Files::Folder(folder) => {
+                let tokenizer = std::fs::read(folder.join("tokenizer.json")).ok();
+                Fingerprint::new(&self.checkpoint, tokenizer.as_deref())
+            }
+            Files::Embedded(embedded) => Fingerprint::new(&self.checkpoint, Some(embedded.tokenizer)),
+        }
+    }
+
     /// Ids of a text: control tokens that it spells are control tokens. At the beginning of a session it begins with the
     /// beginning-of-text token.
     pub fn text_ids(&self, text: &str, first: bool) -> Result<Vec<u32>> {

@@ -1,7 +1,7 @@
 //! `cedra session`: texts that outlive the process, in a store on disk.
 
 use super::generate::{finish, print_json, read_text, PrefillArg, SamplingArgs, Voice, Written};
-use super::interrupt::{Interrupt, Interrupted};
+use super::interrupt::Interrupt;
 use super::runtime::{self, Drafts, Opened};
 use super::{progress, Device, ModelArgs};
 use crate::checkpoint::Fingerprint;
@@ -329,8 +329,7 @@ impl Place {
         let Settings { model, name, rings, quiet, drafts } = settings;
         let length = manifest.map_or(0, |manifest| manifest.tokens as usize);
         check_room(length, more, opened.checkpoint.config().max_position_embeddings)?;
-        let tokenizer = std::fs::read(model.model.join("tokenizer.json")).ok();
-        let fingerprint = Fingerprint::new(&opened.checkpoint, tokenizer.as_deref());
+        let fingerprint = opened.fingerprint();
         if let Some(manifest) = manifest {
             check_model(name, manifest, &fingerprint)?;
         }
@@ -471,12 +470,12 @@ impl Place {
     /// The end of a command.
     ///
     /// # Errors
-    /// [`Interrupted`] when Ctrl-C has cut it short.
+    /// [`Interrupted`](super::interrupt::Interrupted) when Ctrl-C has cut it short.
     pub fn end(self) -> anyhow::Result<()> {
-        let Some(cut) = self.cut else { return Ok(()) };
+        let (Some(cut), Some(interrupt)) = (&self.cut, &self.interrupt) else { return Ok(()) };
         let (name, before) = (&self.name, self.before);
-        Err(Interrupted(format!("{cut}; `{name}` has {} now, it had {before}", count(self.session.len(), "token")))
-            .into())
+        let now = count(self.session.len(), "token");
+        Err(interrupt.stopped(format!("{cut}; `{name}` has {now} now, it had {before}")).into())
     }
 
     /// The device.
@@ -713,12 +712,12 @@ impl Delete {
 }
 
 /// A number of things.
-fn count(number: usize, what: &str) -> String {
+pub(super) fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// How long ago a time in Unix milliseconds was.
-fn ago(time: u64) -> String {
+pub(super) fn ago(time: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seconds = now.saturating_sub(time / 1000);
     let units = [(86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds")];

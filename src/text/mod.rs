@@ -4,8 +4,10 @@
 mod chat;
 mod ngram;
 mod numpy_random;
+mod stop;
 mod tokenizer;
 
-pub use chat::{Chat, Delta, Prompt, Reply};
+pub use chat::{Chat, Delta, Prompt, Reply, Talk};
 pub use ngram::{NgramLayer, NgramTables};
+pub use stop::StopTexts;
 pub use tokenizer::{Pieces, StreamDecoder, Tokenizer};

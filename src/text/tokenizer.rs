@@ -225,6 +225,11 @@ impl Pieces {
         piece
     }
 
+    /// Whether nothing is held back.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// What is still held back, at the end of the ids.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()

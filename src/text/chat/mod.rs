@@ -11,8 +11,10 @@
 mod json;
 mod reply;
 mod request;
+mod talk;
 
 pub use reply::{Delta, Reply};
+pub use talk::Talk;
 
 use crate::text::Tokenizer;
 use crate::{Error, Result};
@@ -90,6 +92,13 @@ impl Control {
             Self::Dsml => "｜DSML｜",
         }
     }
+
+    fn id(self, tokenizer: &Tokenizer) -> Result<u32> {
+        tokenizer.token_to_id(self.text()).ok_or_else(|| Error::Tokenizer {
+            found: format!("a vocabulary without `{}`", self.text()),
+            allowed: "one with the control tokens that the conversation needs".into(),
+        })
+    }
 }
 
 /// A part of a prompt.
@@ -121,13 +130,7 @@ impl Prompt {
         for segment in &self.0 {
             match segment {
                 Segment::Text(text) => ids.extend(tokenizer.encode(text)?),
-                Segment::Control(control) => {
-                    let id = tokenizer.token_to_id(control.text()).ok_or_else(|| Error::Tokenizer {
-                        found: format!("a vocabulary without `{}`", control.text()),
-                        allowed: "one with the control tokens that the conversation needs".into(),
-                    })?;
-                    ids.push(id);
-                }
+                Segment::Control(control) => ids.push(control.id(tokenizer)?),
             }
         }
         Ok(ids)

@@ -137,6 +137,11 @@ impl Reply {
         Ok(deltas)
     }
 
+    /// Whether nothing is held back.
+    pub fn is_clear(&self) -> bool {
+        self.held.is_empty() && self.pieces.is_empty()
+    }
+
     /// The reply is over: what was held back. A call that was not ended stays as it is.
     pub fn finish(&mut self) -> Vec<Delta> {
         let mut deltas = vec![];
