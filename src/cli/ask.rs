@@ -9,6 +9,7 @@ use crate::checkpoint::Fingerprint;
 use crate::model::Options;
 use crate::reference::sequence::{check_room, Sequence};
 use crate::session::{Engine, Rings, Session};
+use crate::spec::Draft;
 use crate::store::{hash16, RecordId, Store};
 use crate::Error;
 use anyhow::{anyhow, bail, Context};
@@ -51,7 +52,7 @@ impl Ask {
         let quiet = self.json;
         let opened = self.model.open(embedded, quiet)?;
         let (tokenizer, config) = (&opened.tokenizer, opened.checkpoint.config());
-        let speech = Speech::new(tokenizer, request, self.stop)?;
+        let speech = Speech::new(tokenizer, request, self.sampling.drafts(), self.stop)?;
         let text = speech.talk.load(tokenizer, &[], &document.title, &document.text)?;
         let asked = speech.talk.ask(tokenizer, &text, &question)?;
         let (length, more) = (text.len(), asked.len() + speech.request.max_tokens);
@@ -67,7 +68,8 @@ impl Ask {
             Some(gpu) => {
                 let store = path.as_deref().map(open_store).transpose()?;
                 let device = gpu.describe();
-                let options = Options { context: length + more, ..Options::default() };
+                let draft = speech.drafts.on(Some(&gpu)) != Draft::Off;
+                let options = Options { context: length + more, draft, ..Options::default() };
                 let engine = Engine::new(opened.load(gpu, options)?, opened.fingerprint());
                 let name = name_of(&files, &document.title, engine.fingerprint())?;
                 (Place::Device { engine, kept: store.map(|store| (store, name)) }, device)

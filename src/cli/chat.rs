@@ -3,7 +3,7 @@
 use super::embedded::{AnyModelArgs, Embedded};
 use super::generate::SamplingArgs;
 use super::interrupt::Interrupt;
-use super::runtime::Opened;
+use super::runtime::{Drafts, Opened};
 use super::session::{ago, count, name_of_session, saved};
 use super::talk::{is_typed, open_store, Body, Document, KeepArgs, Speech, StopArgs};
 use crate::gpu::Gpu;
@@ -11,6 +11,7 @@ use crate::model::Options;
 use crate::reference::sequence::{check_room, Sequence};
 use crate::session::{Engine, Rings};
 use crate::snapshot::Manifest;
+use crate::spec::Draft;
 use crate::store::{MemoryStore, Store};
 use crate::Error;
 use anyhow::{anyhow, bail, Context};
@@ -61,11 +62,11 @@ impl Chat {
         let request = self.sampling.request(vec![])?;
         let path = self.keep.path()?;
         let opened = self.model.open(embedded, false)?;
-        let speech = Speech::new(&opened.tokenizer, request, self.stop)?;
+        let speech = Speech::new(&opened.tokenizer, request, self.sampling.drafts(), self.stop)?;
         let interrupt = Interrupt::watch()?;
         interrupt.idle();
         let shelf = match self.model.choose()? {
-            Some(gpu) => Shelf::on_device(&opened, gpu, path.as_deref())?,
+            Some(gpu) => Shelf::on_device(&opened, gpu, speech.drafts, path.as_deref())?,
             None => {
                 if path.is_some() {
                     eprintln!("cedra: nothing is kept: that needs a GPU, a software one will do");
@@ -100,13 +101,15 @@ enum Shelf {
 }
 
 impl Shelf {
-    fn on_device(opened: &Opened, gpu: Arc<Gpu>, path: Option<&Path>) -> anyhow::Result<Self> {
+    fn on_device(opened: &Opened, gpu: Arc<Gpu>, drafts: Drafts, path: Option<&Path>) -> anyhow::Result<Self> {
         let store: Rc<dyn Store> = match path {
             Some(path) => open_store(path)?,
             None => Rc::new(MemoryStore::new()),
         };
         let context = opened.checkpoint.config().max_position_embeddings.min(MOST_CONTEXT);
-        let engine = Engine::new(opened.load(gpu, Options { context, ..Options::default() })?, opened.fingerprint());
+        let draft = drafts.on(Some(&gpu)) != Draft::Off;
+        let options = Options { context, draft, ..Options::default() };
+        let engine = Engine::new(opened.load(gpu, options)?, opened.fingerprint());
         engine.attach(&store)?;
         Ok(Self::Device { engine, store })
     }

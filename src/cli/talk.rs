@@ -2,6 +2,7 @@
 //! that says an answer.
 
 use super::interrupt::Interrupt;
+use super::runtime::Drafts;
 use crate::model::Finish;
 use crate::reading::Replay;
 use crate::reference;
@@ -127,16 +128,17 @@ pub(super) struct StopArgs {
 pub(super) struct Speech {
     pub talk: Talk,
     pub request: Request,
+    pub drafts: Drafts,
     pub stops: StopTexts,
 }
 
 impl Speech {
     /// # Errors
     /// For a vocabulary without the tokens that conversations need.
-    pub fn new(tokenizer: &Tokenizer, request: Request, stop: StopArgs) -> Result<Self> {
+    pub fn new(tokenizer: &Tokenizer, request: Request, drafts: Drafts, stop: StopArgs) -> Result<Self> {
         let talk = Talk::new(tokenizer)?;
         let request = Request { stop_ids: talk.stop_ids(), ..request };
-        Ok(Self { talk, request, stops: StopTexts::new(stop.stop) })
+        Ok(Self { talk, request, drafts, stops: StopTexts::new(stop.stop) })
     }
 }
 
@@ -224,11 +226,13 @@ impl Body {
     fn write(
         &mut self,
         request: &Request,
+        drafts: Drafts,
         hear: &mut dyn FnMut(u32) -> anyhow::Result<ControlFlow<()>>,
     ) -> anyhow::Result<Option<Finish>> {
         match self {
             Self::Device(session) => {
-                let mut writing = session.generate(request)?;
+                let draft = drafts.on(Some(session.engine().model().gpu()));
+                let mut writing = pollster::block_on(session.generate_drafting_async(request, draft))?;
                 while let Some(id) = writing.next().transpose()? {
                     if hear(id)?.is_break() {
                         drop(writing);
@@ -240,6 +244,7 @@ impl Body {
             }
             Self::Cpu(sequence) => {
                 let mut made = 0;
+                sequence.set_draft(drafts.on(None))?;
                 for id in sequence.generate(request)? {
                     made += 1;
                     if hear(id?)?.is_break() {
@@ -263,7 +268,7 @@ impl Body {
         let request = Request { max_tokens: speech.request.max_tokens.min(self.remaining()), ..speech.request.clone() };
         let start = self.tokens().len();
         let mut speaker = Speaker::new(speech, silent);
-        let finish = self.write(&request, &mut |id| {
+        let finish = self.write(&request, speech.drafts, &mut |id| {
             speaker.say(tokenizer, id)?;
             let goes_on = speaker.heard && !speaker.stopped && !interrupt.asked();
             Ok(if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
