@@ -21,6 +21,13 @@
 #import draw
 #import round
 
+#ifndef ROWS
+// Ids that end the text; the first step.stop_count of them.
+struct StopIds {
+    ids: array<vec4<u32>, 4>,
+}
+#endif
+
 struct Params {
     block: u32,      // B
     vocabulary: u32, // V
@@ -35,14 +42,13 @@ struct Params {
 #endif
 @group(0) @binding(2) var<storage, read> logits: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> round: array<u32>;
-#ifdef ROWS
-#else
+#ifndef ROWS
 @group(0) @binding(4) var<storage, read> base: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> markov: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> tokens: array<u32>;
 @group(0) @binding(7) var<storage, read_write> history: array<u32>;
 @group(0) @binding(8) var<storage, read_write> out: array<u32>;
-@group(0) @binding(9) var<uniform> stop_ids: array<vec4<u32>, 4>;
+@group(0) @binding(9) var<uniform> stop_ids: StopIds;
 @group(0) @binding(10) var<storage, read_write> step: Step;
 #endif
 
@@ -208,7 +214,7 @@ fn draw_surplus(local: u32, place: u32, number: u32) -> u32 {
 
 fn is_stop(token: u32, count: u32) -> bool {
     for (var i = 0u; i < count; i++) {
-        if stop_ids[i / 4u][i % 4u] == token {
+        if stop_ids.ids[i / 4u][i % 4u] == token {
             return true;
         }
     }

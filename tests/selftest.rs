@@ -91,6 +91,9 @@ fn a_wrong_kernel_is_found() {
         ("select", "plain", "id = first_slot + p;", "id = first_slot + (p ^ 1u);"),
         ("select_merge", "plain", "(key == cut.digit && equal < cut.rest)", "(key == cut.digit && equal > cut.rest)"),
         ("sample", "plain", "/ temperature, -104.0", "/ (temperature + 0.3), -104.0"),
+        ("draft_begin", "plain", "block_step.position = step.position;", "block_step.position = step.position + 1u;"),
+        ("draft_pick", "plain", "tokens[at.rows] = token;", "tokens[at.rows] = token ^ 1u;"),
+        ("verify", "judge", "u64_less(mulhi(random, all), wanted)", "u64_less(wanted, mulhi(random, all))"),
     ];
     let mut kernels: Vec<_> = SHADERS.iter().map(|shader| shader.kernel).collect();
     kernels.sort_unstable();

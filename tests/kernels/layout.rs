@@ -72,6 +72,7 @@ fn uniforms_are_structs_with_a_known_name() {
                 "step" => "Step",
                 "table" => "PageTable",
                 "tile" => "Tile",
+                "stop_ids" => "StopIds",
                 _ => "Params",
             };
             let found = shader.structs.iter().find(|s| s.name == expected);
