@@ -97,6 +97,8 @@ var<workgroup> sums: array<f32, LANES>;
 #ifdef FULL
 // The latent, neither rotated nor quantised, zero beyond channel D.
 var<workgroup> latent: array<f32, LATENT>;
+// Number of the slab that is bound.
+var<workgroup> bound: u32;
 #endif
 
 fn constant(at: u32) -> f32 {
@@ -410,7 +412,10 @@ fn append_entry(lane: u32, row: u32, position: u32) {
     let ratio = params.ratio;
     let page = position / ratio / params.entries;
     let place = table.places[page / 4u][page % 4u];
-    let completes = (position + 1u) % ratio == 0u && position >= step.kept && place_slab(place) == slab[0];
+    if (lane == 0u) {
+        bound = slab[0];
+    }
+    let completes = (position + 1u) % ratio == 0u && position >= step.kept && place_slab(place) == workgroupUniformLoad(&bound);
     let renews = row == min(ratio - 1u - step.position % ratio, step.rows - 1u);
     if (!completes && !renews) {
         return;

@@ -42,6 +42,10 @@ const DRAFTED: u32 = 0x9e3779b9u;
 var<workgroup> now: Step;
 var<workgroup> open: u32;
 
+fn vocabulary() -> u32 {
+    return params.vocabulary;
+}
+
 fn logit_quad(quad: u32) -> vec4<u32> {
     let at = params.place * params.stride / 4u + quad;
     return bitcast<vec4<u32>>(base[at] + markov[at]);
@@ -123,12 +127,12 @@ fn main(@builtin(local_invocation_index) local: u32) {
     if workgroupUniformLoad(&open) == 0u {
         return;
     }
-    vocabulary = params.vocabulary;
     let odds = find_odds(local, at.temperature, at.top_k, at.top_p);
-    if odds.best == NONE {
+    let best = best_of_row();
+    if best == NONE {
         return;
     }
-    var token = odds.best;
+    var token = best;
     if at.temperature != 0.0 {
         token = draw(local, odds, random_number(at.seed_lo, at.seed_hi, DRAFTED, at.sampled + params.place));
     }

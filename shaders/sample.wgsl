@@ -36,16 +36,20 @@ const NON_FINITE: u32 = 2u;
 
 // The step as it was, for every invocation.
 var<workgroup> now: Step;
+fn vocabulary() -> u32 {
+    return params.vocabulary;
+}
+
 fn logit_quad(quad: u32) -> vec4<u32> {
     return logits[quad];
 }
 
 // The next token, or NONE when a logit is not finite.
 fn choose(local: u32, at: Step) -> u32 {
-    vocabulary = params.vocabulary;
     let odds = find_odds(local, at.temperature, at.top_k, at.top_p);
-    if odds.best == NONE || at.temperature == 0.0 {
-        return odds.best;
+    let best = best_of_row();
+    if best == NONE || at.temperature == 0.0 {
+        return best;
     }
     return draw(local, odds, random_number(at.seed_lo, at.seed_hi, 0u, at.sampled));
 }

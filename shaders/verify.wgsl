@@ -55,6 +55,10 @@ struct Params {
 // The row whose odds are looked for.
 var<private> row: u32;
 
+fn vocabulary() -> u32 {
+    return params.vocabulary;
+}
+
 fn logit_quad(quad: u32) -> vec4<u32> {
     return logits[row * params.stride / 4u + quad];
 }
@@ -66,10 +70,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     row = group.x;
-    vocabulary = params.vocabulary;
     let odds = find_odds(local, step.temperature, step.top_k, step.top_p);
-    var token = odds.best;
-    if odds.best != NONE && step.temperature != 0.0 {
+    let best = best_of_row();
+    var token = best;
+    if best != NONE && step.temperature != 0.0 {
         token = draw(local, odds, random_number(step.seed_lo, step.seed_hi, 0u, step.sampled + row));
     }
     if local == 0u {
@@ -223,7 +227,6 @@ fn is_stop(token: u32, count: u32) -> bool {
 
 @compute @workgroup_size(256)
 fn main(@builtin(local_invocation_index) local: u32) {
-    vocabulary = params.vocabulary;
     if local == 0u {
         now = step;
         found[0] = 0u;

@@ -1,6 +1,6 @@
 // Drawing a token from a row of logits: integer probabilities, what top-k and top-p keep of them, and searches in the order of ids.
-// For a workgroup of 256. The importing kernel says where logits are: `logit_quad(quad)`, bits of four of them; it sets
-// `vocabulary` first.
+// For a workgroup of 256. The importing kernel says where logits are, `logit_quad(quad)` being the bits of four of them, and how
+// many there are: `vocabulary()`.
 //
 // Temperature 0 takes the largest logit. Otherwise probabilities are 31-bit integers q = floor(2^31 w / sum of w), with
 // w = exp((logit - largest) / temperature), and what follows is integer arithmetic: top-k, then top-p, in the order of
@@ -10,8 +10,6 @@
 const NONE: u32 = 0xffffffffu;
 const THREADS: u32 = 256u;
 
-// Logits of a row.
-var<private> vocabulary: u32;
 
 // Pairs on their way through a reduction or a scan.
 var<workgroup> pairs: array<vec2<u32>, THREADS>;
@@ -21,6 +19,8 @@ var<workgroup> counts: array<atomic<u32>, THREADS>;
 var<workgroup> masses: array<atomic<u32>, THREADS>;
 // What one invocation found.
 var<workgroup> found: array<u32, 4>;
+// The best id of a row.
+var<workgroup> best_id: u32;
 
 // What probabilities are made of: w = exp((logit - largest) / temperature), q = floor(w / sum * 2^31).
 var<private> largest: f32;
@@ -37,7 +37,7 @@ struct Kept {
 }
 
 fn quads() -> u32 {
-    return (vocabulary + 3u) / 4u;
+    return (vocabulary() + 3u) / 4u;
 }
 
 // Four quads, `stride` apart: loaded together, so that memory is waited for once. Ids beyond the vocabulary are for the
@@ -78,7 +78,7 @@ fn greedy(local: u32) -> vec2<u32> {
         for (var k = 0u; k < 16u; k++) {
             let id = id_of(quad, THREADS, k);
             let key = logit_key(bits[k / 4u][k % 4u]);
-            if key > best.x && id < vocabulary {
+            if key > best.x && id < vocabulary() {
                 best = vec2(key, id);
             }
         }
@@ -101,7 +101,7 @@ fn weigh(local: u32) -> f32 {
     for (var quad = local; quad < quads(); quad += 4u * THREADS) {
         var bits = load(quad, THREADS);
         for (var k = 0u; k < 16u; k++) {
-            total += select(0.0, weight(bits[k / 4u][k % 4u]), id_of(quad, THREADS, k) < vocabulary);
+            total += select(0.0, weight(bits[k / 4u][k % 4u]), id_of(quad, THREADS, k) < vocabulary());
         }
     }
     floats[local] = total;
@@ -158,7 +158,7 @@ fn keep(local: u32, kept: Kept, top_k: u32, top_p: f32) -> Kept {
             for (var k = 0u; k < 16u; k++) {
                 let q = probability(bits[k / 4u][k % 4u]);
                 let among = q >= kept.cut && ((q ^ cut) >> shift) <= 255u;
-                if !among || id_of(quad, THREADS, k) >= vocabulary {
+                if !among || id_of(quad, THREADS, k) >= vocabulary() {
                     continue;
                 }
                 let its_digit = (q >> shift) & 255u;
@@ -207,7 +207,7 @@ const TIES: u32 = 1u;
 // What an id adds to the running sum of `search`: its probability if it is kept, up to the id `last_tie` where q is at
 // the cut; or 1 if q is at the cut.
 fn contribution(task: u32, id: u32, bits: u32, cut: u32, last_tie: u32) -> u32 {
-    if id >= vocabulary {
+    if id >= vocabulary() {
         return 0u;
     }
     let q = probability(bits);
@@ -286,6 +286,9 @@ struct Odds {
 // is found.
 fn find_odds(local: u32, heat: f32, top_k: u32, top_p: f32) -> Odds {
     let best = greedy(local);
+    if local == 0u {
+        best_id = select(best.y, NONE, best.x == NONE);
+    }
     if best.x == NONE || heat == 0.0 {
         return Odds(select(best.y, NONE, best.x == NONE), 0.0, 0.0, 0u, 0u);
     }
@@ -293,7 +296,7 @@ fn find_odds(local: u32, heat: f32, top_k: u32, top_p: f32) -> Odds {
     temperature = heat;
     sum = weigh(local);
     var kept = Kept(0u, 0u, 0u);
-    if top_k > 0u && top_k < vocabulary {
+    if top_k > 0u && top_k < vocabulary() {
         kept = keep(local, kept, top_k, 1.0);
     }
     if top_p < 1.0 {
@@ -304,6 +307,11 @@ fn find_odds(local: u32, heat: f32, top_k: u32, top_p: f32) -> Odds {
         last_tie = search(local, TIES, kept.ties - 1u, kept.cut, NONE);
     }
     return Odds(best.y, largest, sum, kept.cut, last_tie);
+}
+
+// The best id of the row whose odds were found last, or NONE: what all invocations may decide by.
+fn best_of_row() -> u32 {
+    return workgroupUniformLoad(&best_id);
 }
 
 // The token that a random number draws from a row with these odds, the private variables being the row's.
