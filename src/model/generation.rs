@@ -10,7 +10,7 @@ use super::sequence::{Sequence, Windows};
 use super::step::Rows;
 use super::Model;
 use crate::cache::{OUT_RING, ROUND_RING};
-use crate::gpu::{Buffer, Gpu, ReadbackRing, Recording};
+use crate::gpu::{Buffer, ReadbackRing, Recording};
 use crate::kernels::draft_begin::round_words;
 use crate::kernels::verify::record_words;
 use crate::kernels::Step;
@@ -50,8 +50,7 @@ pub(super) struct Run {
     rounds: Rounds,
     /// How the next round is to be, when it could not be sent yet.
     next: Option<Option<Plan>>,
-    /// When the last record arrived, if it was waited for.
-    arrived: Option<f64>,
+    clock: Clock,
     /// Arrived and not taken: tokens, and whether they were drafted.
     ready: VecDeque<(u32, bool)>,
     /// Whether the token taken last was drafted.
@@ -90,6 +89,32 @@ struct Rounds {
     sent: VecDeque<Plan>,
     /// Rounds that came back.
     received: usize,
+}
+
+/// Times records from one to the next: what a round takes, host and device together, when others are on their way.
+#[derive(Debug, Default)]
+struct Clock {
+    /// When the last one arrived, and when the next was first asked for.
+    arrived: Option<f64>,
+    asked: Option<f64>,
+}
+
+/// Share of the time between two records that whoever takes the tokens may take for himself.
+const ELSEWHERE: f64 = 0.2;
+
+impl Clock {
+    /// The next record is wanted.
+    fn asked(&mut self) {
+        self.asked.get_or_insert_with(spec::seconds);
+    }
+
+    /// It is there. Seconds since the one before, if it was asked for soon after that: otherwise they say nothing of the device.
+    fn arrived(&mut self) -> Option<f64> {
+        let now = spec::seconds();
+        let (before, asked) = (self.arrived.replace(now), self.asked.take());
+        let (before, asked) = (before?, asked?);
+        (asked - before <= ELSEWHERE * (now - before)).then_some(now - before)
+    }
 }
 
 impl Run {
@@ -212,7 +237,7 @@ impl Sequence {
             steps: Steps { drawn, ..Steps::default() },
             rounds: Rounds::default(),
             next: None,
-            arrived: None,
+            clock: Clock::default(),
             ready: VecDeque::new(),
             drafted: false,
             finish: None,
@@ -333,12 +358,9 @@ impl Sequence {
     /// Takes the oldest record of a run: a batch of steps, or a round.
     async fn take_oldest(&mut self) -> Result<()> {
         let gpu = self.model.gpu.clone();
-        let (payload, waited) = arrival(&mut self.readback, &gpu).await?;
+        let payload = self.readback.oldest(&gpu).await?;
         let (Some(payload), Some(run)) = (payload, self.run.as_mut()) else { return Ok(()) };
-        let now = spec::seconds();
-        // Of what is waited for behind something that was waited for, it is known how long the device took.
-        let since = run.arrived.filter(|_| waited).map(|before| now - before);
-        run.arrived = waited.then_some(now);
+        let since = run.clock.arrived();
         let words: Vec<u32> = bytemuck::allocation::pod_collect_to_vec(&payload);
         match run.rounds.sent.pop_front() {
             Some(plan) => {
@@ -368,7 +390,7 @@ impl Sequence {
         if let Some(run) = self.run.as_mut().filter(|run| run.coming() == 0) {
             // Steps begin anew behind rounds, and the other way round.
             run.steps = Steps::default();
-            run.arrived = None;
+            run.clock = Clock::default();
         }
         Ok(())
     }
@@ -429,14 +451,6 @@ impl Steps {
     }
 }
 
-/// The oldest payload, and whether it had to be waited for.
-async fn arrival(readback: &mut ReadbackRing, gpu: &Gpu) -> Result<(Option<Vec<u8>>, bool)> {
-    if let Some(payload) = readback.poll(gpu)? {
-        return Ok((Some(payload), false));
-    }
-    Ok((readback.oldest(gpu).await?, true))
-}
-
 /// Tokens being made. Natively an iterator; [`Generation::next_token`] everywhere.
 #[derive(Debug)]
 pub struct Generation<'a> {
@@ -462,6 +476,7 @@ impl Generation<'_> {
             if run.finish.is_some() {
                 return Ok(None);
             }
+            run.clock.asked();
             self.sequence.send_ahead().await?;
             self.sequence.take_oldest().await?;
         }

@@ -112,6 +112,11 @@ pub fn seconds() -> f64 {
     }
     #[cfg(target_arch = "wasm32")]
     {
-        js_sys::Date::now() / 1e3
+        let now = js_sys::Reflect::get(&js_sys::global(), &"performance".into());
+        let now = now.and_then(|performance| {
+            let clock: js_sys::Function = js_sys::Reflect::get(&performance, &"now".into())?.into();
+            clock.call0(&performance)
+        });
+        now.ok().and_then(|now| now.as_f64()).unwrap_or_else(js_sys::Date::now) / 1e3
     }
 }
