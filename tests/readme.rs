@@ -138,7 +138,7 @@ fn questions_are_answered_as_told() {
     }
     let text = readme();
     let lines: Vec<&str> =
-        code_lines(&text).into_iter().filter(|line| line.starts_with("cedra ask README.md ")).collect();
+        code_lines(&text).into_iter().filter(|line| line.starts_with("cedra ask src/store/mod.rs \"")).collect();
     assert!(lines.len() == 2, "{lines:?}");
     let script = std::fs::read_to_string(Path::new(ROOT).join("tools/try.sh")).unwrap();
     assert!(script.contains(lines[0].strip_prefix("cedra ask ").unwrap()), "tools/try.sh does not ask {}", lines[0]);

@@ -35,7 +35,7 @@ test("greedy text is the same whatever is guessed, and what was guessed is told"
   const plain = await made({ maxTokens: 24, draft: "off" });
   assert.equal(plain.ids.length, 24);
   assert.ok(plain.drafted.every((one) => one === 0));
-  for (const draft of [1, 3, "auto"]) {
+  for (const draft of [3, "auto"]) {
     const { ids, drafted, drafts } = await made({ maxTokens: 24, draft });
     assert.deepEqual(ids, plain.ids, `draft ${draft}`);
     const stood = drafts.accepted.reduce((a, b) => a + b, 0);
