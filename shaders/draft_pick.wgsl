@@ -145,6 +145,7 @@ fn main(@builtin(local_invocation_index) local: u32) {
         round[entry + 4u] = odds.last_tie;
         round[entry + MASS] = mass;
         round[entry + TOKEN] = token;
+        round[entry + ACCEPTS] = bitcast<u32>(accepts);
         tokens[at.rows] = token;
         step.rows = at.rows + 1u;
     }

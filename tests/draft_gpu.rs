@@ -8,16 +8,17 @@ mod device;
 use cedra::checkpoint::Checkpoint;
 use cedra::formats::CacheFormat;
 use cedra::gpu::{DeviceOptions, Gpu};
-use cedra::model::{Model, Options, Sequence};
+use cedra::model::{Block, Model, Options, Sequence};
 use cedra::reading::Prefill;
-use cedra::reference::math::Matrix;
+use cedra::reference::math::{sigmoid, Matrix};
 use cedra::reference::model::{Model as Twin, Options as TwinOptions, State};
 use cedra::reference::trace::Trace;
 use cedra::text::NgramTables;
 use common::golden::{self, floats, max_difference, whole};
 use common::random_model::{random_checkpoint, DraftShape, Shape, Storage};
-use common::support::fixture;
+use common::support::{fixture, shared};
 use common::Random;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The device of this run, shared: pipelines are made once.
@@ -49,18 +50,16 @@ fn window(twin: &Twin, state: &State) -> Vec<Vec<Vec<u32>>> {
     draft.rings.iter().map(keys).collect()
 }
 
-/// Logits and residuals of a drafted block.
-fn block(sequence: &Sequence, anchor: u32, position: usize, keys: &[Vec<Vec<u32>>]) -> [Vec<f32>; 2] {
+fn block(sequence: &Sequence, anchor: u32, position: usize, keys: &[Vec<Vec<u32>>]) -> Block {
     pollster::block_on(sequence.trace_draft(anchor, position, keys)).unwrap()
 }
 
-#[test]
-fn the_fixture_drafts_as_recorded() {
-    let Some(gpu) = gpu() else { return };
-    let checkpoint = Checkpoint::open(fixture("golden/ckpt_fp8fp4")).unwrap();
-    let (_, tables) = golden::inputs(&fixture("golden/inputs.safetensors"));
+/// A block drafted from what the draft saw in a record: tokens equal, logits within 2e-4, confidences within 1e-4.
+fn check_record(gpu: &Arc<Gpu>, what: &str, folder: &Path, inputs: &Path, record: &Path) {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let (_, tables) = golden::inputs(inputs);
     let twin = Twin::load(&checkpoint, &tables, TwinOptions::default()).unwrap();
-    let record = golden::read(&fixture("golden/draft_quant.safetensors"));
+    let record = golden::read(record);
     let features = &record["context_features"];
     let width = *features.shape.last().unwrap();
     let features = Matrix::new(floats(features).len() / width, width, floats(features).to_vec());
@@ -70,15 +69,38 @@ fn the_fixture_drafts_as_recorded() {
     twin.remember_features(&mut state, &features, &mut Trace::off());
     state.position = position;
 
-    let sequence = Sequence::new(load(&gpu, &checkpoint, &tables, true)).unwrap();
+    let sequence = Sequence::new(load(gpu, &checkpoint, &tables, true)).unwrap();
     let anchor = whole(&record["anchor_token"])[0] as u32;
-    let [logits, residuals] = block(&sequence, anchor, position, &window(&twin, &state));
+    let found = block(&sequence, anchor, position, &window(&twin, &state));
+    let tokens: Vec<i64> = found.tokens.iter().map(|&token| token.into()).collect();
+    assert_eq!(tokens, whole(&record["draft_tokens"]), "{what}");
+    let confidences = floats(&record["confidence_from_raw_residual"]);
+    let accepts: Vec<f32> = confidences.iter().map(|&logit| sigmoid(logit)).collect();
     let off = [
-        max_difference(&logits, floats(&record["base_logits"])),
-        max_difference(&residuals, floats(&record["collapsed"])),
+        max_difference(&found.base, floats(&record["base_logits"])),
+        max_difference(&found.logits, floats(&record["final_logits"])),
+        max_difference(&found.residuals, floats(&record["collapsed"])),
+        max_difference(&found.accepts, &accepts),
     ];
-    println!("logits within {:.1e}, residuals within {:.1e}", off[0], off[1]);
-    assert!(off[0] < 2e-4 && off[1] < 1e-4, "{off:?}");
+    println!(
+        "{what}: logits within {:.1e} and {:.1e}, residuals {:.1e}, probabilities {:.1e}",
+        off[0], off[1], off[2], off[3]
+    );
+    assert!(off[0] < 2e-4 && off[1] < 2e-4 && off[2] < 1e-4 && off[3] < 1e-4, "{what}: {off:?}");
+}
+
+#[test]
+fn recorded_drafts_are_drafted() {
+    let Some(gpu) = gpu() else { return };
+    let (folder, inputs) = (fixture("golden/ckpt_fp8fp4"), fixture("golden/inputs.safetensors"));
+    check_record(&gpu, "the fixture", &folder, &inputs, &fixture("golden/draft_quant.safetensors"));
+    let Some(root) = shared("golden") else { return };
+    for (checkpoint, record) in [("ckpt_f32", "f32_quant"), ("ckpt_fp8fp4", "fp8fp4_f32compute_quant")] {
+        let record = root.join(record).join("dspark.safetensors");
+        if record.exists() {
+            check_record(&gpu, checkpoint, &root.join(checkpoint), &root.join("inputs.safetensors"), &record);
+        }
+    }
 }
 
 #[test]
@@ -107,7 +129,7 @@ fn random_drafts_equal_their_twins() {
             state.draft.as_mut().unwrap().floor = floor;
             let anchor = (position % shape.vocab) as u32;
             let drafting = twin.draft(&state, anchor, &mut Trace::off());
-            let [logits, residuals] = block(&sequence, anchor, position, &window(&twin, &state));
+            let Block { base: logits, residuals, .. } = block(&sequence, anchor, position, &window(&twin, &state));
             let off = max_difference(&logits, &drafting.base.data);
             // A key of the block may lie on the edge between two codes.
             let largest = drafting.base.data.iter().fold(1f32, |m, x| m.max(x.abs()));

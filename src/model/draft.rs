@@ -13,7 +13,7 @@ use crate::gpu::Recording;
 use crate::kernels::attend::{Attend, Window};
 use crate::kernels::boundary::{Boundary, Place};
 use crate::kernels::cache_append::{CacheAppend, Jobs, WindowKeys};
-use crate::kernels::draft_begin::DraftBegin;
+use crate::kernels::draft_begin::{round_words, DraftBegin};
 use crate::kernels::draft_pick::{self, DraftPick};
 use crate::kernels::embed::Embed;
 use crate::kernels::linear::{Linear, LinearIo};
@@ -401,6 +401,22 @@ impl DraftKernels {
     }
 }
 
+/// What a drafted block was, for tests.
+#[doc(hidden)]
+#[derive(Debug, Clone)]
+pub struct Block {
+    /// Logits (B, V) before the Markov head.
+    pub base: Vec<f32>,
+    /// Residuals (B, h) before the last norm.
+    pub residuals: Vec<f32>,
+    /// Logits (B, V) behind it.
+    pub logits: Vec<f32>,
+    /// Tokens (B).
+    pub tokens: Vec<u32>,
+    /// Probabilities that they are accepted (B).
+    pub accepts: Vec<f32>,
+}
+
 impl Sequence {
     /// Lowest position whose keys a block behind the text would see.
     #[doc(hidden)]
@@ -440,7 +456,7 @@ impl Sequence {
     }
 
     /// Drafts the block behind `anchor` at `position`, each stage seeing the window of `keys` (packed, the last of them of the position
-    /// before) that is given for it. Returns the logits (B, V) before the Markov head, and the residuals (B, h) before the last norm.
+    /// before) that is given for it, and takes the best token at each place.
     ///
     /// # Errors
     /// The device's.
@@ -448,7 +464,7 @@ impl Sequence {
     /// # Panics
     /// When the draft stages are not loaded.
     #[doc(hidden)]
-    pub async fn trace_draft(&self, anchor: u32, position: usize, keys: &[Vec<Vec<u32>>]) -> Result<[Vec<f32>; 2]> {
+    pub async fn trace_draft(&self, anchor: u32, position: usize, keys: &[Vec<Vec<u32>>]) -> Result<Block> {
         let Model { gpu, config, layout, scratch, .. } = &*self.model;
         let kernels = self.kernels.draft.as_ref();
         let loaded = kernels.zip(self.cache.draft.as_ref()).zip(layout.draft.as_ref()).zip(config.dspark.as_ref());
@@ -460,24 +476,31 @@ impl Sequence {
                 gpu.upload(ring, 4 * row as u64, bytemuck::cast_slice(key));
             }
         }
-        let tokens: Vec<u32> = (0..sizes.block).map(|i| if i == 0 { anchor } else { dspark.noise_token_id }).collect();
-        let step = Step {
-            position: position as u32,
-            rows: sizes.block as u32,
-            decoder_floor: floor as u32,
-            ..Step::default()
-        };
-        gpu.upload(&cache.step, 0, bytemuck::bytes_of(&step));
-        gpu.upload(&cache.tokens, 0, bytemuck::cast_slice(&tokens));
+        let text = Step { position: position as u32, rows: 1, limit: u32::MAX, ..Step::default() };
+        let block = Step { decoder_floor: floor as u32, ..Step::default() };
+        gpu.upload(&self.cache.step, 0, bytemuck::bytes_of(&text));
+        gpu.upload(&self.cache.tokens, 0, bytemuck::bytes_of(&anchor));
+        gpu.upload(&cache.step, 0, bytemuck::bytes_of(&block));
+        gpu.upload(&cache.tokens, 0, bytemuck::cast_slice(&vec![dspark.noise_token_id; sizes.block]));
+        let words = round_words(Some(sizes.block as u32), &vec![1.0; sizes.block + 1], &vec![1.0; sizes.block]);
+        gpu.upload(&cache.round, 0, bytemuck::cast_slice(&words));
         let mut recording = Recording::new();
-        kernels.record_block(&mut recording, position as u32, floor as u32);
+        kernels.record(&mut recording, position as u32, floor as u32, sizes.block);
         gpu.submit(recording)?;
-        let logits = gpu.read_range(&scratch.draft_logits, 0, 4 * (sizes.block * layout.logits) as u64).await?;
-        let residuals = gpu.read_range(&scratch.x, 0, 4 * (sizes.block * layout.hidden) as u64).await?;
         let rows = |bytes: &[u8], stride: usize, width: usize| -> Vec<f32> {
             let row = |row: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(&row[..4 * width]);
             bytes.chunks(4 * stride).flat_map(row).collect()
         };
-        Ok([rows(&logits, layout.logits, config.vocab_size), rows(&residuals, layout.hidden, config.hidden_size)])
+        let read = async |buffer, stride: usize, width| -> Result<Vec<f32>> {
+            Ok(rows(&gpu.read_range(buffer, 0, 4 * (sizes.block * stride) as u64).await?, stride, width))
+        };
+        let base = read(&scratch.draft_logits, layout.logits, config.vocab_size).await?;
+        let markov = read(&scratch.markov, layout.logits, config.vocab_size).await?;
+        let residuals = read(&scratch.x, layout.hidden, config.hidden_size).await?;
+        let round: Vec<u32> = bytemuck::allocation::pod_collect_to_vec(&gpu.read(&cache.round).await?);
+        let odds = round[round.len() - 8 * sizes.block..].chunks(8);
+        let (tokens, accepts) = odds.map(|odds| (odds[6], f32::from_bits(odds[7]))).unzip();
+        let logits = base.iter().zip(&markov).map(|(base, markov)| base + markov).collect();
+        Ok(Block { base, residuals, logits, tokens, accepts })
     }
 }

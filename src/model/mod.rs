@@ -16,6 +16,8 @@ mod trace;
 pub mod weights;
 
 pub use crate::layout::Options;
+#[doc(hidden)]
+pub use draft::Block;
 pub use figures::{Attention, LayerAttention, Ngrams};
 pub use generation::{Finish, Generation};
 pub use moment::{Moment, Past};
