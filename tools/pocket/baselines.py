@@ -1,7 +1,8 @@
 """Bits per byte of the held-out documentation by `xz -9e` and by a token 5-gram, as JSON: what a model has to be better than.
 
-    python baselines.py --work work --out baselines.json
+python baselines.py --work work --out baselines.json
 """
+
 import argparse
 import collections
 import json

@@ -6,6 +6,7 @@ Documents are paragraphs of held-out pages with facts at 0, 25, 50, 75 and 100 %
 the document alone. A cell of the table is a length and a depth; `--cases` is how many questions it has at least. Kinds of value
 take turns. At 4,096 tokens there are also questions about what the text does not say, and the same questions in one conversation.
 """
+
 import argparse
 import json
 import random
@@ -53,7 +54,8 @@ class Documents:
         made, used = facts.Facts(r, self.words), set()
         stated = [(DEPTHS[i % len(DEPTHS)], made.fact(used, kind)) for i, kind in enumerate(kinds)]
         size = sum(len(self.tokenizer.encode(fact.statement).ids) + 1 for _, fact in stated)
-        filler = self.filler(r, max(0, length - size))
+        # A document that is as long as a context leaves room for a question and its answer.
+        filler = self.filler(r, max(0, length - size - (128 if length >= 16384 else 0)))
         places = {depth: round(len(filler) * depth / 100) for depth in DEPTHS}
         out = []
         for i in range(len(filler) + 1):
@@ -82,7 +84,9 @@ def absent(documents, cases):
     for number in range(-(-cases // 10)):
         r = random.Random(SEED + 7 + number)
         document, _, used, made = documents.with_facts(r, EXTRA, [r.choice(facts.KINDS) for _ in range(20)])
-        questions = [dict(question=made.absent(used), answer=facts.NOT_SAID, value=facts.NOT_SAID, kind="absent", depth=0) for _ in range(10)]
+        questions = [
+            dict(question=made.absent(used), answer=facts.NOT_SAID, value=facts.NOT_SAID, kind="absent", depth=0) for _ in range(10)
+        ]
         yield dict(task="questions", name="absent", length=EXTRA, document=document, questions=questions)
 
 

@@ -4,6 +4,7 @@ The record belongs to a small random checkpoint in the released layout. Without 
 layers have to agree, with it the layers up to the first Reindex; both with the C kernels and without. Then the draft, and the kernels' gradients against
 those of plain PyTorch. Fails with the first check that does not hold.
 """
+
 import argparse
 import pathlib
 

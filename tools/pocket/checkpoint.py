@@ -1,4 +1,5 @@
 """Checkpoints in the released layout: reading them back as numbers, and making a model wider without changing what it computes."""
+
 import json
 import re
 
@@ -7,8 +8,12 @@ from safetensors.torch import load_file
 
 FP4 = re.compile(r"(layers|mtp)\.\d+\.ffn\.experts\.\d+\.w[123]\.weight")
 ROW8 = re.compile(r"layers\.\d+\.engram\.embed\.weight")
-FP8 = re.compile(r"(layers|mtp)\.\d+\.(attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|main_proj|ffn\.shared_experts\.w[123]|engram\.wkv)\.weight")
-F32 = re.compile(r".*(hc_(attn|ffn)_(fn|base|scale)|attn_sink|gate\.bias|gate\.bias_vl)$|head\.weight|mtp\.\d+\.confidence_head\.proj\.weight")
+FP8 = re.compile(
+    r"(layers|mtp)\.\d+\.(attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|main_proj|ffn\.shared_experts\.w[123]|engram\.wkv)\.weight"
+)
+F32 = re.compile(
+    r".*(hc_(attn|ffn)_(fn|base|scale)|attn_sink|gate\.bias|gate\.bias_vl)$|head\.weight|mtp\.\d+\.confidence_head\.proj\.weight"
+)
 GRID = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -39,7 +44,11 @@ def read(folder):
     stored = load_file(f"{folder}/model.safetensors")
     out = {}
     for name, tensor in stored.items():
-        if name.endswith(".scale") and name[:-6] + ".weight" in stored and stored[name[:-6] + ".weight"].dtype in (torch.int8, torch.float8_e4m3fn):
+        if (
+            name.endswith(".scale")
+            and name[:-6] + ".weight" in stored
+            and stored[name[:-6] + ".weight"].dtype in (torch.int8, torch.float8_e4m3fn)
+        ):
             continue
         scale = stored.get(name.removesuffix(".weight") + ".scale") if tensor.dtype in (torch.int8, torch.float8_e4m3fn) else None
         out[name] = tensor.float() if scale is None else unpack(tensor, scale)

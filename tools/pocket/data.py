@@ -3,6 +3,7 @@
 A sample is `length` token ids, a loss weight for each, and for each token of an answer the position that it is copied from (-1
 elsewhere), which the attention supervision in `train.py` uses. Sample number i of seed s is always the same.
 """
+
 import collections
 import json
 import random
@@ -14,11 +15,16 @@ import facts
 from tokenizer import load_docs
 
 SPECIAL = dict(
-    bos="<｜begin▁of▁sentence｜>", eos="<｜end▁of▁sentence｜>", user="<｜User｜>", assistant="<｜Assistant｜>", system="<｜System｜>", answer="</think>"
+    bos="<｜begin▁of▁sentence｜>",
+    eos="<｜end▁of▁sentence｜>",
+    user="<｜User｜>",
+    assistant="<｜Assistant｜>",
+    system="<｜System｜>",
+    answer="</think>",
 )
 # Loss weights: filler text and documentation, statements around a value, the value where it first stands (nobody can know it),
-# questions, answers, and the values in answers.
-TEXT, STATEMENT, STATED, QUESTION, ANSWER, VALUE = 1.0, 0.5, 0.1, 0.3, 1.2, 4.0
+# questions, answers, the values in answers, and what is repeated.
+TEXT, STATEMENT, STATED, QUESTION, ANSWER, VALUE, COPIED = 1.0, 0.5, 0.1, 0.3, 1.2, 4.0, 3.0
 
 
 def split(docs):
@@ -66,6 +72,8 @@ class Source:
             stream += [self.special["bos"]] + e.ids + [self.special["eos"]]
         self.stream = np.array(stream, np.uint16)
         self.newline = tokenizer.encode("\n\n").ids
+        # Tokens that the text has, special ones aside.
+        self.sayable = sorted(set(np.unique(self.stream).tolist()) - set(self.special.values()))
 
 
 class Draft:
@@ -97,10 +105,10 @@ class Draft:
 
 
 class Samples:
-    """`make(number, length)` is a sample; shares: of documentation, copying, chat; the rest is retrieval."""
+    """`make(number, length)` is a sample. Shares: documentation of all; of the rest text to copy; the rest of that is retrieval."""
 
-    def __init__(self, source, seed, documentation, copying=0.12, chat=0.05):
-        self.source, self.seed, self.shares = source, seed, (documentation, copying, chat)
+    def __init__(self, source, seed, documentation, copying, chat=0.05):
+        self.source, self.seed, self.shares = source, seed, (documentation, copying, chat * bool(source.functions))
 
     def make(self, number, length):
         """(ids, weights, copied from, whether it is documentation)"""
@@ -111,7 +119,6 @@ class Samples:
         if k < documentation:
             return *self.documentation(length), True
         rest = (k - documentation) / (1 - documentation)
-        chat *= bool(self.source.functions)
         kind = self.copying if rest < copying else self.chat if rest < copying + chat else self.retrieval
         return *kind(length), False
 
@@ -204,37 +211,42 @@ class Samples:
         return self.random.choice(self.source.paragraphs)[:limit]
 
     def copying(self, length):
-        """a text to repeat, or labelled snippets of which one is asked for"""
+        """a text to repeat, or labelled snippets of which one is asked for; mostly too long for a window"""
         r, text = self.random, Draft(self.source)
         text.special("bos", weight=0.0)
         while len(text) < length:
-            size = int(4 * (length / 20) ** r.random())
+            size = int(4 * 4 ** (2 * r.random())) if r.random() < 0.4 else int(64 * max(1.0, length / 160) ** r.random())
             text.special("user")
             if r.random() < 0.4:
                 labels = r.sample("alpha beta gamma delta first second third red blue green".split(), r.randint(2, 4))
                 snippets, at = {}, {}
                 for label in labels:
-                    snippets[label] = self.snippet(size)
+                    snippets[label] = self.snippet(size // len(labels) + 3)
                     text.text(f"Snippet {label}: ", QUESTION)
                     at[label] = len(text)
-                    text.add(snippets[label] + self.source.newline, STATEMENT)
+                    text.add(snippets[label], STATED)
+                    text.add(self.source.newline, STATEMENT)
                 label = r.choice(labels)
                 text.text(r.choice((f"Repeat snippet {label}.", f"What is snippet {label}?")), QUESTION)
                 ids, start = snippets[label], at[label]
             else:
-                ids, start = self.snippet(2 * size), len(text)
-                text.add(ids, STATEMENT)
+                ids, start = self.snippet(size), len(text)
+                text.add(ids, STATED)
                 text.text("\n\n" + r.choice(("Repeat this.", "Repeat the text above.", "Say it again.")), QUESTION)
             text.special("assistant", "answer")
-            text.add(ids, [3.0] + [1.5] * (len(ids) - 1), list(range(start, start + len(ids))))
+            text.add(ids, COPIED, list(range(start, start + len(ids))))
             text.special("eos", weight=1.0)
         return text.cut(length)
 
     def snippet(self, size):
-        if self.random.random() < 0.5:
-            return self.random.choice(self.source.paragraphs)[: max(3, size)]
-        names = (self.random.choice((self.facts.name, self.facts.word))() for _ in range(max(2, size // 2)))
-        return self.source.tokenizer.encode(self.random.choice((" ", ", ", "\n")).join(names)).ids
+        """any tokens, ordinary words and names, or a paragraph: to be copied, a token has to be said whatever came before it"""
+        r, k = self.random, self.random.random()
+        if k < 0.4:
+            return [r.choice(self.source.sayable) for _ in range(size)]
+        if k < 0.75:
+            names = (r.choice((self.facts.name, self.facts.word, self.facts.word))() for _ in range(max(2, size // 2)))
+            return self.source.tokenizer.encode(" " + r.choice((" ", " ", ", ", "\n")).join(names)).ids
+        return r.choice(self.source.paragraphs)[: max(3, size)]
 
     def chat(self, length):
         """what a documented function does, or its signature"""
@@ -271,8 +283,12 @@ def main():
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(f"{options.work}/tokenizer/tokenizer.json")
     source = Source(f"{options.work}/docs.jsonl", tokenizer)
-    print(json.dumps(dict(stream=len(source.stream), words=len(source.words), functions=len(source.functions), paragraphs=len(source.paragraphs))))
-    samples = Samples(source, 7, 0.0)
+    print(
+        json.dumps(
+            dict(stream=len(source.stream), words=len(source.words), functions=len(source.functions), paragraphs=len(source.paragraphs))
+        )
+    )
+    samples = Samples(source, 7, 0.0, 0.3)
     for number in options.numbers:
         ids, weights, copied, _ = samples.make(number, options.length)
         assert all(ids[p] == token for token, p in zip(ids, copied) if p >= 0)

@@ -5,6 +5,7 @@
 A block is the token that waits and noise; its rows see each other and a window of the text before them. The stages learn from
 documentation and from questions alike. `--init` starts from the stages of a checkpoint, widened as the model was.
 """
+
 import argparse
 import math
 import time
@@ -52,7 +53,12 @@ class Draft(nn.Module):
         those that wait there; first: position of seen's first row -> normed rows and raw ones, (B, N, block, h)"""
         config = self.config
         (b, t, _), n, k = seen.shape, anchors.shape[1], config["dspark_block_size"]
-        window, heads, d, blocks = config["sliding_window"], config["num_attention_heads"], config["head_dim"], seen.shape[0] * anchors.shape[1]
+        window, heads, d, blocks = (
+            config["sliding_window"],
+            config["num_attention_heads"],
+            config["head_dim"],
+            seen.shape[0] * anchors.shape[1],
+        )
         packed = ops.ste if o.quant else lambda v, _: v
         stored = ops.ste_weight if o.wquant else lambda w, _: w
         main = ops.rms(seen.reshape(b * t, -1) @ stored(self.main_proj, "fp8").t(), self.main_norm)
@@ -164,7 +170,7 @@ def main():
         start_from(stages, options.init)
     optimizer = train.Optimizer(stages, 0, 1, None)
     source = data.Source(f"{options.work}/docs.jsonl", checkpoint.tokenizer(options.work))
-    samples, o, began, step, recent = data.Samples(source, 77, 0.5), M.Options(wquant=True), time.time(), 0, []
+    samples, o, began, step, recent = data.Samples(source, 77, 0.5, 0.1), M.Options(wquant=True), time.time(), 0, []
     while (used := time.time() - began) < options.minutes * 60 and step < options.steps:
         ids = train.batch(samples, step * SEQUENCES, SEQUENCES, LENGTH)[0]
         loss, accepted = losses(model, stages, ids, o)

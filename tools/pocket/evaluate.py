@@ -5,6 +5,7 @@
 Bits per byte of held-out documentation, and how often every token of a value is the most likely one (teacher-forced, which is the
 greedy text as long as it is right), for each variant. What a model can do is measured in Cedra: see `cases.py`.
 """
+
 import argparse
 import collections
 import json

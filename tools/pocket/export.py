@@ -5,6 +5,7 @@
 `--expected` is a folder for what Cedra's tests compare with: `expected.json`, greedy continuations of some prompts by this code on the
 exported numbers, with the margin of every step and a drafted block, `engram_constants.json` and `config.json`.
 """
+
 import argparse
 import json
 import os
@@ -66,7 +67,9 @@ def config(text):
         pad_token_id=text["pad_token_id"],
         image_token_id=text["vocab_size"] - 2,
         tie_word_embeddings=False,
-        quantization_config=dict(quant_method="fp8", fmt="e4m3", scale_fmt="ue8m0", weight_block_size=[32, 32], activation_scheme="dynamic"),
+        quantization_config=dict(
+            quant_method="fp8", fmt="e4m3", scale_fmt="ue8m0", weight_block_size=[32, 32], activation_scheme="dynamic"
+        ),
         text_config=text | dict(dtype="bfloat16"),
     )
 
@@ -150,7 +153,9 @@ def main():
     print(f"{options.out}: {sum(os.path.getsize(os.path.join(options.out, f)) for f in os.listdir(options.out))} bytes")
     if options.expected:
         os.makedirs(options.expected, exist_ok=True)
-        constants = dict(compressed_vocab=text["engram_compressed_vocab_size"], pad_compressed_id=int(model.token_map[text["engram_pad_token_id"]]))
+        constants = dict(
+            compressed_vocab=text["engram_compressed_vocab_size"], pad_compressed_id=int(model.token_map[text["engram_pad_token_id"]])
+        )
         for name in ("primes", "offsets", "multipliers", "token_map"):
             constants[name] = getattr(model, name).tolist()
         made = expected(model, stages, tokenizer, state, f"{options.work}/docs.jsonl")

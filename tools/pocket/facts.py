@@ -4,6 +4,7 @@ A fact has a kind of value (`KINDS`), a statement (one or more lines), questions
 the same answer, whatever the statement looked like. Training (`data.py`) and evaluation (`cases.py`) draw from the same generator
 with different seeds, names and filler texts.
 """
+
 from dataclasses import dataclass
 
 PEOPLE = (
@@ -17,7 +18,9 @@ PLACES = (
 ).split()
 SYLLABLES = [a + b for a in "b d f g k l m n p r s t v z br dr kr st tr pl".split() for b in "a e i o u ar el in or un".split()]
 ATTRIBUTES = {
-    "number": "port,retry limit,buffer size,batch size,queue depth,cache size,max depth,thread count,page size,seed,build number".split(","),
+    "number": "port,retry limit,buffer size,batch size,queue depth,cache size,max depth,thread count,page size,seed,build number".split(
+        ","
+    ),
     "version": "version,revision,release,minimum version".split(","),
     "code": "access code,ticket id,serial number,token".split(","),
     "hex": "checksum,address,mask,build id".split(","),
@@ -30,6 +33,7 @@ ATTRIBUTES = {
     "place": "location,region,site,home city".split(","),
 }
 KINDS = tuple(ATTRIBUTES)
+OFTEN = ("word", "word", "words", "words", "path")  # have more tokens to learn than others
 NOT_SAID = "Not in the text."
 
 
@@ -77,11 +81,16 @@ class Facts:
         if kind == "error":
             return "E" + str(r.randint(1000, 9999))
         if kind == "duration":
-            return str(r.choice((5, 10, 15, 20, 30, 45, 60, 90, 100, 120, 150, 200, 250, 300, 400, 500, 750, 900, r.randint(2, 999)))) + r.choice(
-                ("ms", "s", " seconds", " minutes")
-            )
+            return str(
+                r.choice((5, 10, 15, 20, 30, 45, 60, 90, 100, 120, 150, 200, 250, 300, 400, 500, 750, 900, r.randint(2, 999)))
+            ) + r.choice(("ms", "s", " seconds", " minutes"))
         if kind == "path":
-            return r.choice(("/srv", "/var/log", "/etc", "/opt", "/home")) + "/" + self.word() + r.choice(("", "/" + self.word(), ".log", ".conf"))
+            return (
+                r.choice(("/srv", "/var/log", "/etc", "/opt", "/home"))
+                + "/"
+                + self.word()
+                + r.choice(("", "/" + self.word(), ".log", ".conf"))
+            )
         if kind == "word":
             return self.word()
         if kind == "words":
@@ -92,7 +101,7 @@ class Facts:
         """A fact about a pair of entity and attribute that is not in `used` (a set, added to)."""
         r = self.random
         while True:
-            kind_of = kind or r.choice(KINDS)
+            kind_of = kind or r.choice(KINDS + OFTEN)
             entity = r.choice(sorted(used))[0] if used and r.random() < 0.3 else self.name()
             attribute = r.choice(ATTRIBUTES[kind_of])
             if (entity, attribute) not in used:
@@ -117,7 +126,9 @@ class Facts:
         identifier = f"{entity}_{a}".replace("-", "_").replace(" ", "_")
         if kind == "number" and k < 0.25:
             identifier = identifier.upper()
-            statement = r.choice((f"const {identifier}: usize = {v};", f"pub const {identifier}: u32 = {v};", f"static {identifier}: u64 = {v};"))
+            statement = r.choice(
+                (f"const {identifier}: usize = {v};", f"pub const {identifier}: u32 = {v};", f"static {identifier}: u64 = {v};")
+            )
             question = r.choice((f"What is the value of {identifier}?", f"What is {identifier}?"))
             return Fact(kind, entity, statement, question, f"{identifier} = {v}", v)
         if k > 0.85 and " " not in v:
@@ -126,7 +137,14 @@ class Facts:
             return Fact(kind, entity, statement, question, f"{identifier} = {v}", v)
         if k > 0.7:
             key = a.replace(" ", "_")
-            form = r.choice((f"[{entity}]\n{key} = {v}", f"{entity}:\n  {key}: {v}", f"{self.day()} INFO {entity}: {a} changed to {v}", f"| {entity} | {a} | {v} |"))
+            form = r.choice(
+                (
+                    f"[{entity}]\n{key} = {v}",
+                    f"{entity}:\n  {key}: {v}",
+                    f"{self.day()} INFO {entity}: {a} changed to {v}",
+                    f"| {entity} | {a} | {v} |",
+                )
+            )
             statement, e = form, entity
         else:
             statement = r.choice(
@@ -159,7 +177,18 @@ class Facts:
         """A line of a log or of a list of settings that nobody asks about."""
         r, k = self.random, self.random.random()
         if k < 0.6:
-            what = r.choice(("started", "stopped", "ready", "connection closed", "retrying", "request done", f"took {r.randint(1, 900)} ms", f"{r.randint(1, 99)} items"))
+            what = r.choice(
+                (
+                    "started",
+                    "stopped",
+                    "ready",
+                    "connection closed",
+                    "retrying",
+                    "request done",
+                    f"took {r.randint(1, 900)} ms",
+                    f"{r.randint(1, 99)} items",
+                )
+            )
             return f"{self.day()} {r.choice(('INFO', 'INFO', 'DEBUG', 'WARN'))} {self.name()}: {what}"
         return f"{self.word()}_{self.word()} = {self.value(r.choice(('number', 'word', 'version')))}"
 

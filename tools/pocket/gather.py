@@ -6,6 +6,7 @@
 One page a line: `{"src", "text"}`. Paragraphs that stand on several pages are kept once; navigation, lists of implementations,
 translations and signatures without a text go.
 """
+
 import argparse
 import glob
 import hashlib
@@ -24,7 +25,10 @@ SKIPPED = re.compile(
     r"|/constant\.|keyword\.SelfTy|/(index|intro)_?list|-edition/print"
 )
 NOT_TEXT = ("nav", "script", "style", "button", "rustdoc-toolbar", "svg", "img", "iframe", "footer", "form")
-NOT_TEXT_IDS = [f"{kind}-implementations{end}" for kind in ("synthetic", "blanket") for end in ("", "-list")] + ["implementors-list", "implementors"]
+NOT_TEXT_IDS = [f"{kind}-implementations{end}" for kind in ("synthetic", "blanket") for end in ("", "-list")] + [
+    "implementors-list",
+    "implementors",
+]
 SHORTEST_PAGE, LONGEST_CODE = 200, 6000
 
 

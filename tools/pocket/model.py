@@ -3,6 +3,7 @@
 Shapes: B sequences of T tokens, h hidden channels, n residual streams, H heads of D channels, C entries of the global cache.
 Parameters are kept fused; `to_released` and `from_released` translate to the tensor names of the released layout.
 """
+
 import math
 from dataclasses import dataclass, field
 
@@ -28,7 +29,9 @@ class Options:
     # Attention supervision: for each row the position to look at (-1: none), the weight of the loss, heads by layer.
     sup: tuple | None = None
     floors: torch.Tensor | None = None  # (2, B): encoder's and decoder's; from there on, windows do not reach below
+    probe: torch.Tensor | None = None  # places of tokens for `readouts`: what supervised heads would say of them
     losses: list = field(default_factory=list)
+    readouts: list = field(default_factory=list)
 
 
 def rope_frequencies(config, compressed):
@@ -149,12 +152,24 @@ class Attention(nn.Module):
                 self.select(x, latent, shape, angles, shared, packed, stored, o)
             entries, selection, target = shared["entries"], shared.get("selection"), shared.get("target")
         supervision = (o.sup[0], o.sup[1], o.sup[2][self.index]) if o.sup and self.index in o.sup[2] else None
+        if supervision and o.probe is not None and self.ratio == 1:
+            o.readouts.append(self.readout(entries[:, o.probe], [a[:, o.probe] for a in angles[2:]], supervision[2], stored))
         floor = None if o.floors is None else o.floors[int(self.index >= max(config["kv_source_layer_ids"]))]
         window = config["sliding_window"]
         out = ops.attention(queries, keys, entries, self.sink, selection, target, window, self.ratio, supervision, floor)
         out = ops.rope(out, cos, sin, True).view(b * t, self.groups, -1)
         low = torch.bmm(out.transpose(0, 1), stored(self.wo_a, "fp8").transpose(1, 2))
         return torch.cat(list(low), -1) @ stored(self.wo_b, "fp8").t()
+
+    def readout(self, entries, angles, heads, stored):
+        """what the first heads put out when they look at one entry alone, from its own place: (B, places, h)"""
+        latents = ops.rope(entries.contiguous(), *(a.contiguous() for a in angles), True)
+        each, rank, out = self.heads // self.groups, self.wo_a.shape[1], 0
+        down, up = stored(self.wo_a, "fp8").view(self.groups, rank, each, self.width), stored(self.wo_b, "fp8")
+        for head in range(heads):
+            group, place = divmod(head, each)
+            out = out + (latents @ down[group, :, place].t()) @ up[:, group * rank : (group + 1) * rank].t()
+        return out
 
     def compress(self, x, angles, shared, packed):
         b, t, _ = x.shape
@@ -296,7 +311,7 @@ class Model(nn.Module):
         """ids (B, T), positions (B, T) or 0, 1, … -> normed activations (B T, h). With `trace`, a list, what each layer left is
         added to it, and `taps` are what the draft sees."""
         o = o or Options()
-        o.losses = []
+        o.losses, o.readouts = [], []
         config, (b, t) = self.config, ids.shape
         n, ratios = config["hc_mult"], set(config["compress_ratios"][: len(self.layers)])
         positions = (torch.arange(t, device=ids.device).expand(b, t) if positions is None else positions).float()
@@ -325,6 +340,12 @@ class Model(nn.Module):
 
     def logits(self, ids, o=None, positions=None):
         return (self(ids, o, positions) @ self.head.t()).view(*ids.shape, -1)
+
+    def readout_loss(self, o, ids):
+        """cross-entropy of the tokens at the probed places, by what supervised heads would say of them alone"""
+        targets = ids[:, o.probe].flatten()
+        logits = [ops.rms(out.reshape(len(targets), -1), self.norm) @ self.head.t() for out in o.readouts]
+        return sum(F.cross_entropy(row, targets) for row in logits) / len(logits)
 
     def index_loss(self, o):
         return sum(ops.index_kl(*entry) for entry in o.losses)

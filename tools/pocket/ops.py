@@ -3,6 +3,7 @@ called through ctypes) whose backward is written by hand. Without gcc, or with P
 
 Shapes as in `model.py`: B sequences, T tokens, H heads, D channels, N = B T rows, C entries.
 """
+
 import ctypes
 import hashlib
 import math

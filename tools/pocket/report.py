@@ -4,6 +4,7 @@
 
 Of the page, what is between `<!-- tables -->` and `<!-- end -->` is replaced.
 """
+
 import argparse
 import collections
 import json
@@ -49,7 +50,8 @@ class Results:
 
     def drafts(self, name):
         tasks = [task for task in self.tasks if task["task"] == "draft" and task["name"] == name]
-        made, rounds = sum(task["made"] for task in tasks), sum(task["rounds"] for task in tasks)
+        # A text that ended before its limit made the token that ends it, too.
+        made, rounds = sum(task["made"] + (task["made"] < task["tokens"]) for task in tasks), sum(task["rounds"] for task in tasks)
         places = max((len(task["accepted"]) for task in tasks), default=0)
 
         def at(what, i):
@@ -81,7 +83,11 @@ def tables(results, baselines):
             made, rounds, _ = r.drafts(kind)
             row.append(f"{made / rounds:.2f}" if rounds else "")
         rows.append(row)
-    head = ["", "bits a byte"] + [f"{n:,}" for n in lengths] + ["in one conversation", "not in the text", "8 words repeated", "tokens a round, answers", "documentation"]
+    head = (
+        ["", "bits a byte"]
+        + [f"{n:,}" for n in lengths]
+        + ["in one conversation", "not in the text", "8 words repeated", "tokens a round, answers", "documentation"]
+    )
     out.append(table(head, rows))
     if baselines:
         known = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items() if name != "bytes")
@@ -100,7 +106,10 @@ def tables(results, baselines):
         out.append(table(["tokens"] + [f"at {d} %" for d in DEPTHS] + ["all", "whole answer", "questions"], rows))
         out.append(f"\n### Retrieval, {name}: by kind of value\n")
         kinds = sorted({q["kind"] for q in r.questions("retrieval")})
-        rows = [[f"{n:,}"] + [percent(*r.share(q for q in r.questions("retrieval", length=n) if q["kind"] == kind)) for kind in kinds] for n in r.lengths()]
+        rows = [
+            [f"{n:,}"] + [percent(*r.share(q for q in r.questions("retrieval", length=n) if q["kind"] == kind)) for kind in kinds]
+            for n in r.lengths()
+        ]
         out.append(table(["tokens"] + kinds, rows))
         lengths = sorted({task["length"] for task in r.tasks if task["task"] == "modes"})
         if lengths:
@@ -109,7 +118,9 @@ def tables(results, baselines):
             for n in lengths:
                 total, same = r.modes(n)
                 rows.append([f"{n:,}"] + [f"{100 * v / total:.1f} %" for v in same.values()] + [str(total)])
-            out.append(table(["tokens", "bounded prefill, exact prefill", "restored, never left", "restored, exact prefill", "predictions"], rows))
+            out.append(
+                table(["tokens", "bounded prefill, exact prefill", "restored, never left", "restored, exact prefill", "predictions"], rows)
+            )
         kinds = [kind for kind in ("answers", "documentation") if r.drafts(kind)[1]]
         if kinds:
             out.append(f"\n### Drafting, {name}: accepted by place in the block\n")
@@ -147,7 +158,9 @@ def plot(results):
     for (name, r), colour in zip(results.items(), COLOURS):
         points = [(x(n), y(right / asked)) for n in r.lengths() for right, asked in [r.share(r.questions("retrieval", length=n))]]
         if points:
-            out.append(f'<polyline points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            out.append(
+                f'<polyline points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
             out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in points]
             out.append(f'<text x="{points[-1][0] + 10:.1f}" y="{points[-1][1] + 4:.1f}" fill="{colour}">{name}</text>')
     return "\n".join(out + ["</svg>", ""])

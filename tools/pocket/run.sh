@@ -47,7 +47,7 @@ if [ -n "$smoke" ]; then
   lengths=256 cases=1 bytes=1000
 else
   run train.py --work "$work" --minutes "$minutes" "${init[@]}"
-  run draft.py --work "$work" --minutes "$draft_minutes"
+  run draft.py --work "$work" --minutes "$draft_minutes" "${init[@]}"
   lengths=256,1024,4096,16384,65536 cases=50 bytes=67000
 fi
 run export.py --work "$work" --draft "$work/draft.pt" --out "$work/export" --expected "$work/expected"

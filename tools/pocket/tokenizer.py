@@ -1,8 +1,9 @@
 """The tokenizer, a byte-level BPE with the family's splits and special tokens, and the Engram constants that follow from it.
 
-    python tokenizer.py --docs work/docs.jsonl --out work/tokenizer
-    python tokenizer.py --docs work/docs.jsonl --out work/tokenizer --from models/pocket     # takes over a tokenizer
+python tokenizer.py --docs work/docs.jsonl --out work/tokenizer
+python tokenizer.py --docs work/docs.jsonl --out work/tokenizer --from models/pocket     # takes over a tokenizer
 """
+
 import argparse
 import json
 import os
@@ -118,7 +119,9 @@ def main():
         save(tokenizer, options.out)
     some = texts[::20]
     tokens = sum(len(e.ids) for e in tokenizer.encode_batch(some))
-    print(f"{tokenizer.get_vocab_size()} tokens, {engram_map(tokenizer)[1]} compressed, {sum(len(t.encode()) for t in some) / tokens:.2f} bytes a token")
+    print(
+        f"{tokenizer.get_vocab_size()} tokens, {engram_map(tokenizer)[1]} compressed, {sum(len(t.encode()) for t in some) / tokens:.2f} bytes a token"
+    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ Time decides the phase and the learning rate (`PHASES`), so that a slow or busy 
 processes of one thread each take parts of a step from a common heap: one that is held up does not hold up the others.
 `stable.pt` is the state before the learning rate falls: copy it over `last.pt` to go on from there with more minutes.
 """
+
 import argparse
-import json
 import os
 import signal
 import time
@@ -27,25 +27,29 @@ import tokenizer as tk
 DENSE = dict(quant=False, sparse=False, pool=False, aux=False)
 PACKED = dict(quant=True, sparse=False, pool=False, aux=True)
 SPARSE = dict(quant=True, sparse=True, pool=True, aux=True)
-# From this fraction of the time: tokens of a sequence, tokens of a step, share of documentation, options.
+# From this fraction of the plan: tokens of a sequence, tokens of a step, share of documentation, share of the rest that is text to copy,
+# options.
 PHASES = [
-    (0.00, 256, 4096, 0.30, DENSE),
-    (0.15, 256, 4096, 0.40, PACKED),
-    (0.35, 512, 4096, 0.45, PACKED),
-    (0.55, 512, 4096, 0.45, SPARSE),
-    (0.72, 1024, 8192, 0.45, SPARSE | dict(wquant=True)),
-    (0.90, 2048, 8192, 0.40, SPARSE | dict(wquant=True)),
+    (0.00, 256, 4096, 0.30, 0.3, DENSE),
+    (0.15, 256, 4096, 0.40, 0.3, PACKED),
+    (0.35, 512, 4096, 0.45, 0.3, PACKED),
+    (0.55, 512, 4096, 0.45, 0.3, SPARSE),
+    (0.72, 1024, 8192, 0.45, 0.2, SPARSE | dict(wquant=True)),
+    (0.90, 2048, 8192, 0.40, 0.15, SPARSE | dict(wquant=True)),
 ]
 GROWN_PHASES = [
-    (0.00, 512, 4096, 0.45, SPARSE),
-    (0.50, 1024, 4096, 0.45, SPARSE),
-    (0.75, 1024, 8192, 0.45, SPARSE | dict(wquant=True)),
-    (0.88, 2048, 8192, 0.40, SPARSE | dict(wquant=True)),
+    (0.00, 512, 4096, 0.40, 0.4, SPARSE),
+    (0.55, 1024, 4096, 0.40, 0.3, SPARSE),
+    (0.75, 1024, 4096, 0.45, 0.2, SPARSE | dict(wquant=True)),
+    (0.90, 2048, 4096, 0.40, 0.15, SPARSE | dict(wquant=True)),
 ]
 DECAY_FROM = 0.65
 # Heads (per layer) that are told where to look while they copy, and how much that counts.
 SUPERVISED = {4: 1, 5: 2, 6: 2, 7: 2}
 SUPERVISION = 1.0
+# What such a head would say of a token that it looks at alone has to be that token: at so many places of a sequence, with this weight. Values are
+# few and most tokens are never one: looking at the right place is learned long before saying what stands there.
+READOUT_PLACES, READOUT = 128, 0.3
 FLOORS = 0.4  # share of sequences in which windows end at a floor, as they do after a bounded prefill
 
 
@@ -229,7 +233,7 @@ def rate(step, fraction):
 
 
 class Statistics:
-    NAMES = ("parts", "loss", "text", "texts", "value", "values", "hits", "kl")
+    NAMES = ("loss", "kl", "readout", "text", "texts", "value", "values", "hits", "copies", "copied")
 
     def __init__(self):
         self.sums = torch.zeros(len(self.NAMES))
@@ -242,32 +246,43 @@ class Statistics:
         s = dict(zip(self.NAMES, self.sums.tolist()))
         self.sums.zero_()
         return dict(
-            loss=s["loss"], text=s["text"] / max(s["texts"], 1), value=s["value"] / max(s["values"], 1), hit=s["hits"] / max(s["values"], 1), kl=s["kl"],
-        )  # fmt: skip
+            loss=s["loss"],
+            text=s["text"] / max(s["texts"], 1),
+            value=s["value"] / max(s["values"], 1),
+            hit=s["hits"] / max(s["values"], 1),
+            copied=s["copied"] / max(s["copies"], 1),
+            readout=s["readout"],
+            kl=s["kl"],
+        )
 
 
 def part_of_step(model, samples, number, count, total, length, options, device, statistics):
     """gradients of `count` of a step's `total` sequences"""
     made = batch(samples, number, count, length)
     ids, weights, copied, kind, where, low = (x.to(device) for x in made)
-    o = M.Options(**options, sup=(copied, SUPERVISION / (total * length), SUPERVISED), floors=low)
+    o = M.Options(
+        **options, sup=(copied, SUPERVISION / (total * length), SUPERVISED), floors=low, probe=torch.randperm(length)[:READOUT_PLACES]
+    )
     x = model(ids, o, where).view(count, length, -1)[:, :-1].reshape(count * (length - 1), -1)
     target = ids[:, 1:].reshape(-1)
     logits = x @ model.head.t()
     cross_entropy = F.cross_entropy(logits, target, reduction="none")
     weight = weights[:, 1:].reshape(-1)
     loss = (cross_entropy * weight).sum() / (total * (length - 1))
-    whole = loss
+    readout = model.readout_loss(o, ids) * (count / total)
+    whole = loss + READOUT * readout
+    statistics.add(readout=readout.detach())
     if options["aux"]:
         kl = model.index_loss(o) * (count / total)
-        whole = loss + kl
+        whole = whole + kl
         statistics.add(kl=kl.detach())
     whole.backward()
     with torch.no_grad():
         text = kind[:, None].expand(count, length - 1).reshape(-1)
-        value = weight == data.VALUE
-        hits = (logits[value].argmax(-1) == target[value]).sum()
-        statistics.add(loss=loss, text=cross_entropy[text].sum(), texts=text.sum(), value=cross_entropy[value].sum(), values=value.sum(), hits=hits)
+        value, copy = weight == data.VALUE, weight == data.COPIED
+        hit = logits.argmax(-1) == target
+        statistics.add(loss=loss, text=cross_entropy[text].sum(), texts=text.sum(), value=cross_entropy[value].sum(), values=value.sum())
+        statistics.add(hits=hit[value].sum(), copies=copy.sum(), copied=hit[copy].sum())
 
 
 def worker(rank, world, options, shared=None):
@@ -293,13 +308,12 @@ def worker(rank, world, options, shared=None):
         print(f"{sum(q.numel() for q in model.parameters()) / 1e6:.2f} M parameters, step {step}", flush=True)
         log = open(f"{options.work}/log.csv", "a")
         if step == 0:
-            log.write("step,seconds,tokens,length,rate,loss,text,value,hit,kl,norm,load,speed\n")
-    samples = {p[3]: data.Samples(source, options.seed, p[3]) for p in phases}
+            log.write("step,seconds,tokens,length,rate,loss,text,value,hit,copied,readout,kl,norm,load,speed\n")
+    samples = {p[3:5]: data.Samples(source, options.seed, *p[3:5]) for p in phases}
     statistics = Statistics()
     before, began, saved, since, counted = used, time.time(), used, time.time(), tokens
     stop, fraction = [], progress(used, step, options)
-    if rank == 0:
-        signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))  # the first process's word counts, as its clock does
     while True:
         clock = torch.tensor([before + time.time() - began if rank == 0 else 0.0, float(bool(stop))])
         if world > 1:
@@ -310,7 +324,7 @@ def worker(rank, world, options, shared=None):
             save(f"{options.work}/stable.pt", model, optimizer, step, used, tokens, sequences)
         if fraction >= 1 or clock[1]:
             break
-        _, length, per_step, share, switches = phase(fraction, phases)
+        _, length, per_step, *shares, switches = phase(fraction, phases)
         length, per_step = length // options.shrink, per_step // options.shrink
         total = max(1, per_step // length)
         count = min(total, max(1, 1024 // length))
@@ -321,7 +335,7 @@ def worker(rank, world, options, shared=None):
             mine = iter(lambda: shared.take(parts), None)
         for part in mine:
             n = min(count, total - part * count)
-            part_of_step(model, samples[share], sequences + part * count, n, total, length, switches, device, statistics)
+            part_of_step(model, samples[tuple(shares)], sequences + part * count, n, total, length, switches, device, statistics)
         step, tokens, sequences = step + 1, tokens + total * length, sequences + total
         parameters = [q for q in model.parameters() if q.requires_grad]
         loads = [layer.ffn.load for layer in model.layers]
@@ -344,7 +358,7 @@ def worker(rank, world, options, shared=None):
             row = statistics.row()
             if rank == 0:
                 speed = (tokens - counted) / (time.time() - since)
-                row = {k: v / (options.log_every if k in ("loss", "kl") else 1) for k, v in row.items()}
+                row = {k: v / (options.log_every if k in ("loss", "kl", "readout") else 1) for k, v in row.items()}
                 values = [step, round(used, 1), tokens, length, lr, *row.values(), norm, load, speed]
                 log.write(",".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in values) + "\n")
                 log.flush()
@@ -370,7 +384,9 @@ def balance(model, lr):
 
 
 def save(path, model, optimizer, step, used, tokens, sequences):
-    state = dict(model=model.state_dict(), optimizer=optimizer.state(), step=step, used=used, tokens=tokens, sequences=sequences, config=model.config)
+    state = dict(
+        model=model.state_dict(), optimizer=optimizer.state(), step=step, used=used, tokens=tokens, sequences=sequences, config=model.config
+    )
     torch.save(state, path + ".new")
     os.replace(path + ".new", path)
 
@@ -393,6 +409,7 @@ def main():
     os.environ["OMP_NUM_THREADS"] = "1"
     world = options.processes if options.device == "cpu" else 1
     if world > 1:
+        signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in mp.active_children()])
         mp.spawn(worker, (world, options, Shared(12_000_000, world)), nprocs=world)
     else:
         worker(0, 1, options)
