@@ -37,16 +37,13 @@ class Documents:
 
     def filler(self, r, tokens):
         """paragraphs of about so many tokens"""
-        out, count = [], 0
-        while count < tokens:
+        out, count, before = [], 0, -1
+        while before < count < tokens:
+            before = count
             for text, length in r.sample(self.paragraphs, len(self.paragraphs)):
-                if count >= tokens:
-                    break
-                if count + length <= tokens + 20:
+                if count < tokens and count + length <= tokens + 20:
                     out.append(text)
                     count += length
-            if out == [] or tokens - count < 30:
-                break
         return out
 
     def with_facts(self, r, length, kinds):
@@ -140,8 +137,8 @@ def modes(documents, lengths, number):
 def drafts(documents, number, tokens):
     for i in range(number):
         r = random.Random(SEED + 700_000 + i)
-        page = r.choice([page for page in documents.pages if len(page["text"]) > 2000])["text"]
-        start = r.randrange(len(page) - 1500)
+        page = r.choice([page for page in documents.pages if len(page["text"]) > 2000] or documents.pages)["text"]
+        start = r.randrange(max(1, len(page) - 1500))
         yield dict(task="draft", name="documentation", text=page[start : start + 1000], tokens=tokens)
         document, stated, _, _ = documents.with_facts(r, 512, facts.KINDS[:5])
         messages = [dict(role="user", content=f"{document}\n\n{stated[0][1].question}")]

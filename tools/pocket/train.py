@@ -3,7 +3,8 @@
     python train.py --work work --minutes 90                       from nothing
     python train.py --work work --minutes 90 --init models/pocket  from a checkpoint in the released layout, widened where the config is wider
 
-Time decides the phase and the learning rate (`PHASES`), so that a slow or busy machine takes fewer steps of the same plan. On a CPU,
+Time decides the phase and the learning rate (`PHASES`), so that a slower machine takes fewer steps of the same plan. On a CPU it is processor
+time of one process, so that others who use the machine take nothing away but speed. There,
 processes of one thread each take parts of a step from a common heap: one that is held up does not hold up the others.
 `stable.pt` is the state before the learning rate falls: copy it over `last.pt` to go on from there with more minutes.
 """
@@ -311,11 +312,12 @@ def worker(rank, world, options, shared=None):
             log.write("step,seconds,tokens,length,rate,loss,text,value,hit,copied,readout,kl,norm,load,speed\n")
     samples = {p[3:5]: data.Samples(source, options.seed, *p[3:5]) for p in phases}
     statistics = Statistics()
-    before, began, saved, since, counted = used, time.time(), used, time.time(), tokens
+    now = time.process_time if options.device == "cpu" else time.monotonic
+    before, began, saved, since, counted = used, now(), time.monotonic(), time.monotonic(), tokens
     stop, fraction = [], progress(used, step, options)
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))  # the first process's word counts, as its clock does
     while True:
-        clock = torch.tensor([before + time.time() - began if rank == 0 else 0.0, float(bool(stop))])
+        clock = torch.tensor([before + now() - began if rank == 0 else 0.0, float(bool(stop))])
         if world > 1:
             shared.add_up(clock, rank)  # the first process's clock decides for all
         used, previous = float(clock[0]), fraction
@@ -357,15 +359,15 @@ def worker(rank, world, options, shared=None):
                 shared.add_up(statistics.sums, rank)
             row = statistics.row()
             if rank == 0:
-                speed = (tokens - counted) / (time.time() - since)
+                speed = (tokens - counted) / (time.monotonic() - since)
                 row = {k: v / (options.log_every if k in ("loss", "kl", "readout") else 1) for k, v in row.items()}
                 values = [step, round(used, 1), tokens, length, lr, *row.values(), norm, load, speed]
                 log.write(",".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in values) + "\n")
                 log.flush()
-                since, counted = time.time(), tokens
-        if rank == 0 and used - saved > options.save_every:
+                since, counted = time.monotonic(), tokens
+        if rank == 0 and time.monotonic() - saved > options.save_every:
             save(last, model, optimizer, step, used, tokens, sequences)
-            saved = used
+            saved = time.monotonic()
     if rank == 0:
         save(last, model, optimizer, step, used, tokens, sequences)
         print(f"step {step}, {tokens} tokens, {used:.0f} s", flush=True)
