@@ -3,7 +3,7 @@
     python draft.py --work work --minutes 8 [--init models/pocket]     -> work/draft.pt
 
 A block is the token that waits and noise; its rows see each other and a window of the text before them. The stages learn from
-documentation and from questions alike. `--init` starts from the stages of a checkpoint, widened as the model was.
+documentation and from questions alike. Minutes are of processor time. `--init` starts from the stages of a checkpoint, widened as the model was.
 """
 
 import argparse
@@ -170,8 +170,8 @@ def main():
         start_from(stages, options.init)
     optimizer = train.Optimizer(stages, 0, 1, None)
     source = data.Source(f"{options.work}/docs.jsonl", checkpoint.tokenizer(options.work))
-    samples, o, began, step, recent = data.Samples(source, 77, 0.5, 0.1), M.Options(wquant=True), time.time(), 0, []
-    while (used := time.time() - began) < options.minutes * 60 and step < options.steps:
+    samples, o, began, step, recent = data.Samples(source, 77, 0.5, 0.1), M.Options(wquant=True), time.process_time(), 0, []
+    while (used := time.process_time() - began) < options.minutes * 60 and step < options.steps:
         ids = train.batch(samples, step * SEQUENCES, SEQUENCES, LENGTH)[0]
         loss, accepted = losses(model, stages, ids, o)
         loss.backward()
