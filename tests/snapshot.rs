@@ -64,7 +64,7 @@ fn state(seed: u64, rings: bool) -> State {
         remainders: words(seed, 8).into_iter().map(|w| w as f32).collect(),
         history: words(seed + 1, 2),
         rings: rings.then(|| words(seed + 2, ring)),
-        draft: (rings && seed % 2 == 0).then(|| DraftWindow { floor: 3, rings: words(seed + 3, ring / 2) }),
+        draft: (rings && seed.is_multiple_of(2)).then(|| DraftWindow { floor: 3, rings: words(seed + 3, ring / 2) }),
     }
 }
 
