@@ -22,6 +22,8 @@ SPECIAL = dict(
     system="<｜System｜>",
     answer="</think>",
 )
+# What ends an answer, and that there is none, are few tokens beside what copying would go on with.
+END = 3.5
 # Loss weights: filler text and documentation, statements around a value, the value where it first stands (nobody can know it),
 # questions, answers, the values in answers, and what is repeated.
 TEXT, STATEMENT, STATED, QUESTION, ANSWER, VALUE, COPIED = 1.0, 0.5, 0.1, 0.3, 1.2, 4.0, 3.0
@@ -188,13 +190,13 @@ class Samples:
             if r.random() < absent:
                 text.text(self.facts.absent(used), QUESTION)
                 text.special("assistant", "answer")
-                text.text(facts.NOT_SAID, 1.5)
-                text.special("eos", weight=1.0)
+                text.text(facts.NOT_SAID, END)
+                text.special("eos", weight=END)
                 text.special("user")
             text.text(fact.question, QUESTION)
             text.special("assistant", "answer")
             self.answer(text, fact, where[fact])
-            text.special("eos", weight=1.0)
+            text.special("eos", weight=END)
 
     def answer(self, text, fact, stated):
         ids, inside = self.marked(fact.answer, fact.value)
@@ -235,7 +237,7 @@ class Samples:
                 text.text("\n\n" + r.choice(("Repeat this.", "Repeat the text above.", "Say it again.")), QUESTION)
             text.special("assistant", "answer")
             text.add(ids, COPIED, list(range(start, start + len(ids))))
-            text.special("eos", weight=1.0)
+            text.special("eos", weight=END)
         return text.cut(length)
 
     def snippet(self, size):
