@@ -26,7 +26,7 @@ SPECIAL = dict(
 END = 3.5
 # Loss weights: filler text and documentation, statements around a value, the value where it first stands (nobody can know it),
 # questions, answers, the values in answers, and what is repeated.
-TEXT, STATEMENT, STATED, QUESTION, ANSWER, VALUE, COPIED = 1.0, 0.5, 0.1, 0.3, 1.2, 4.0, 3.0
+TEXT, STATEMENT, STATED, QUESTION, ANSWER, VALUE, COPIED = 1.0, 0.5, 0.1, 0.3, 2.5, 4.0, 3.0
 
 
 def split(docs):
@@ -74,8 +74,25 @@ class Source:
             stream += [self.special["bos"]] + e.ids + [self.special["eos"]]
         self.stream = np.array(stream, np.uint16)
         self.newline = tokenizer.encode("\n\n").ids
+        self.plain = {i for text in ("The", " the", " of", " is", ".", " =") for i in tokenizer.encode(text).ids}
         # Tokens that the text has, special ones aside.
         self.sayable = sorted(set(np.unique(self.stream).tolist()) - set(self.special.values()))
+
+
+def aligned(ids, text, places, plain):
+    """for each token the place among `places` of `text` that has it within the longest common run; -1 for `plain` tokens and others"""
+    runs = {}
+    for i in reversed(range(len(ids))):
+        for p in places:
+            if text[p] == ids[i]:
+                runs[i, p] = 1 + runs.get((i + 1, p + 1), 0)
+    for i, p in sorted(runs):  # a run counts as a whole
+        runs[i, p] = max(runs[i, p], runs.get((i - 1, p - 1), 0))
+    out = []
+    for i, token in enumerate(ids):
+        best = max((p for p in places if text[p] == token), key=lambda p: runs[i, p], default=-1)
+        out.append(-1 if token in plain else best)
+    return out
 
 
 class Draft:
@@ -193,15 +210,18 @@ class Samples:
                 text.text(facts.NOT_SAID, END)
                 text.special("eos", weight=END)
                 text.special("user")
+            asked = len(text)
             text.text(fact.question, QUESTION)
+            asked = range(asked, len(text))
             text.special("assistant", "answer")
-            self.answer(text, fact, where[fact])
+            self.answer(text, fact, where[fact], asked)
             text.special("eos", weight=END)
 
-    def answer(self, text, fact, stated):
+    def answer(self, text, fact, stated, asked):
+        """the value is copied from where it is stated, what is asked about from the question"""
         ids, inside = self.marked(fact.answer, fact.value)
         at = [i for i, value in enumerate(inside) if value]
-        copied = [-1] * len(ids)
+        copied = [-1 if value else p for value, p in zip(inside, aligned(ids, text.ids, asked, self.source.plain))]
         if [ids[i] for i in at] == [text.ids[p] for p in stated]:
             for i, p in zip(at, stated):
                 copied[i] = p

@@ -21,6 +21,7 @@ import ops
 import train
 
 LENGTH, SEQUENCES, ANCHORS = 512, 2, 96
+IN_ANSWERS = 6.0  # blocks begin so much more often in answers, which are few tokens of a sequence
 DECAY = 0.8  # a place in the block counts so much of the one before it
 STAGES = 2
 
@@ -130,13 +131,14 @@ def start_from(stages, folder):
         tensor.data.copy_(tensors[name].view(tensor.shape))
 
 
-def losses(model, stages, ids, o):
+def losses(model, stages, ids, weights, o):
     """loss, and by place in the block how often the draft says what the model says, counted while all before was right"""
     (b, t), k = ids.shape, model.config["dspark_block_size"]
     with torch.no_grad():
-        x = model(ids, M.Options(), trace=[]).view(b, t, -1)
+        x = model(ids, M.Options(wquant=o.wquant), trace=[]).view(b, t, -1)
         seen = torch.cat(model.taps, -1).view(b, t, -1)
-    anchors = torch.stack([torch.randperm(t - k - 9)[:ANCHORS] + 8 for _ in range(b)])
+    answered = (weights >= data.ANSWER).float()[:, 9 : t - k]  # of the token that the anchor's row predicts
+    anchors = torch.multinomial(1 + IN_ANSWERS * answered, ANCHORS) + 8
     places = (anchors[..., None] + torch.arange(k)).view(b, -1)
     tokens = ids.gather(1, places).view(b, ANCHORS, k)
     drafted, raw = stages(seen, anchors, tokens[..., 0], model.embed, o)
@@ -172,8 +174,8 @@ def main():
     source = data.Source(f"{options.work}/docs.jsonl", checkpoint.tokenizer(options.work))
     samples, o, began, step, recent = data.Samples(source, 77, 0.5, 0.1), M.Options(wquant=True), time.process_time(), 0, []
     while (used := time.process_time() - began) < options.minutes * 60 and step < options.steps:
-        ids = train.batch(samples, step * SEQUENCES, SEQUENCES, LENGTH)[0]
-        loss, accepted = losses(model, stages, ids, o)
+        ids, weights = train.batch(samples, step * SEQUENCES, SEQUENCES, LENGTH)[:2]
+        loss, accepted = losses(model, stages, ids, weights, o)
         loss.backward()
         step += 1
         fraction = min(1.0, max(used / (options.minutes * 60), step / options.steps))
