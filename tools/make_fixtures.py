@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Copies what the project's own tests need out of a folder with reference data (golden/, pocket/, reference/) into
-tests/fixtures. Standard library only.
+"""Copies what the project's own tests need out of a folder with reference data (golden/, reference/) into
+tests/fixtures. Standard library only. What is recorded of the model in models/pocket, tools/pocket/export.py makes.
 
     python3 tools/make_fixtures.py /path/to/shared
 """
@@ -15,10 +15,6 @@ FILES = [
     "golden/ckpt_fp8fp4/model.safetensors",
     "golden/ckpt_fp8fp4/tokenizer.json",
     "golden/inputs.safetensors",
-    # What was recorded of the model in models/pocket.
-    "pocket/export/config.json",
-    "pocket/export/engram_constants.json",
-    "pocket/export/expected.json",
     # The release: config, names and shapes, Engram constants.
     "reference/released-config.json",
     "reference/full_size_tensors.json",

@@ -5,9 +5,9 @@
 //   node tools/make_samples.mjs                           makes the list only
 //
 // The questions in samples.json are those that the pocket model has answered rightly about these very texts: after new ones are made, ask
-// them again (`cedra session ask`), and name below what was missed.
+// them again (`cedra ask`), and name below what was missed.
 
-import { readFile, writeFile } from "node:fs/promises";
+import { readdir, readFile, writeFile } from "node:fs/promises";
 
 const root = new URL("..", import.meta.url);
 const out = new URL("www/public/samples/", root);
@@ -54,13 +54,14 @@ function settings(r) {
 const note = (r) => `${r.of(PEOPLE)} looked after ${r.of(SERVICES)} on ${r.of(HOSTS)} this week. ${r.of(["Nothing happened.", "It was restarted twice.", "The alarm was too sensitive and was changed.", "Two tickets are open."])}`;
 
 /** What the facts are about: the repository's texts have examples that say other things of them. */
-const STATED = /falcon|GRID_SIZE|zorbel|marlow|4821/;
+const STATED = /falcon|heron|GRID_SIZE|zorbel|marlow|4821/;
 
 /** Paragraphs of the repository's texts, without tables and short lines. */
 async function passages() {
   const files = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/debugging.md", "docs/session-format.md", "docs/shaders.md", "pkg/README.md", "models/pocket/README.md"];
-  const rust = ["reading", "layout", "config", "formats", "error", "sampling", "cache/mod", "cache/pool", "session/mod", "session/prefix", "snapshot/reader", "snapshot/writer", "store/mod", "store/memory", "text/ngram", "gpu/buffer", "gpu/readback"];
-  const texts = await Promise.all([...files, ...rust.map((name) => `src/${name}.rs`)].map((file) => readFile(new URL(file, root), "utf8")));
+  const source = await readdir(new URL("src/", root), { recursive: true });
+  const rust = source.filter((name) => name.endsWith(".rs")).sort();
+  const texts = await Promise.all([...files, ...rust.map((name) => `src/${name}`)].map((file) => readFile(new URL(file, root), "utf8")));
   return texts.flatMap((text, i) =>
     text
       .split(/\n{2,}/)
@@ -92,20 +93,22 @@ function compose(seed, size, passages, facts) {
 }
 
 const NOTEBOOK = [
-  ["The access code of marlow is 7314.", "What is the access code of marlow?", "7314"],
+  ["The access code of marlow is QX-7314.", "What is the access code of marlow?", "QX-7314"],
   ["const GRID_SIZE: usize = 2048;", "What is the value of GRID_SIZE?", "2048"],
-  ["[14:02:51] ERROR tessel failed with code KX-4471", "Which code did tessel fail with?", "KX-4471"],
+  ["[14:02:51] ERROR tessel failed with code E4471", "Which code did tessel fail with?", "E4471"],
   ["The port of falcon is 48213.", "What is the port of falcon?", "48213"],
   ["The version of quillon is 3.14.2.", "What is the version of quillon?", "3.14.2"],
   ["The owner of `zorbel` is Ada.", "Who owns `zorbel`?", "Ada"],
-  ["The limit of brindle is 5190.", "What is the limit of brindle?", "5190"],
-  ["pub const HARBOR_TIMEOUT: u32 = 7425;", "What is the value of HARBOR_TIMEOUT?", "7425"],
-  ["The port of heron is 6077.", "What is the port of heron?", "6077"],
-  ["The access code of lintel is 0x9c4e.", "What is the access code of lintel?", "0x9c4e"],
-  ["[03:19:07] ERROR corvane failed with code 5302", "Which code did corvane fail with?", "5302"],
-  ["The version of ostrava is 8.40.1.", "What is the version of ostrava?", "8.40.1"],
-  ["static SPINDLE_ROWS: u64 = 93110;", "What is the value of SPINDLE_ROWS?", "93110"],
-  ["The owner of `merrow` is Grace.", "Who owns `merrow`?", "Grace"],
+  ["[brindle]\nretry_limit = 5190", "What is the retry limit of brindle?", "5190"],
+  ["pub const HARBOR_BATCH_SIZE: u32 = 7425;", "What is the value of HARBOR_BATCH_SIZE?", "7425"],
+  ["Remember that the passphrase of lantern is copper window.", "What is the passphrase of lantern?", "copper window"],
+  ["For `heron`, the timeout is set to 90 seconds.", "What is the timeout of `heron`?", "90 seconds"],
+  ["Note: the checksum of lintel is 0x9c4e.", "What is the checksum of lintel?", "0x9c4e"],
+  ["The server corvane is hosted in Oslo.", "Where is corvane hosted?", "Oslo"],
+  ["The log file of ostrava is /var/log/ostrava.log.", "What is the log file of ostrava?", "/var/log/ostrava.log"],
+  ["| spindle | queue depth | 930 |", "What is the queue depth of spindle?", "930"],
+  ["The codename of merrow is thunder.", "What is the codename of merrow?", "thunder"],
+  ["The reviewer for pellam was changed to Grace.", "What is the reviewer of pellam?", "Grace"],
 ];
 const SHORT = [
   ["The port of heron is 6077.", "What is the port of heron?", "6077"],
@@ -115,16 +118,11 @@ const SHORT = [
   ["The access code of marlow is 7314.", "What is the access code of marlow?", "7314"],
 ];
 
-/** Questions that the pocket model did not answer rightly are not offered. */
-const MISSED = new Set(
-  ["tessel", "falcon", "quillon", "zorbel", "brindle", "heron", "corvane", "SPINDLE_ROWS", "merrow"].flatMap((name) =>
-    NOTEBOOK.filter(([, question]) => question.includes(name)).map(([, question]) => `notebook.txt: ${question}`),
-  ),
-);
-MISSED.add("short.txt: Which code did tessel fail with?");
+/** Questions that the pocket model did not answer rightly are not offered: file and a word of the question. */
+const MISSED = [];
 
 const samples = [
-  { file: "notebook.txt", title: "A team's notebook", seed: 41, size: 155_000, facts: NOTEBOOK },
+  { file: "notebook.txt", title: "A team's notebook", seed: 41, size: 252_000, facts: NOTEBOOK },
   { file: "short.txt", title: "A page of such a notebook", seed: 7, size: 4_800, facts: SHORT },
 ];
 const asked = new Set(process.argv.slice(2));
@@ -135,6 +133,6 @@ for (const { file, seed, size, facts } of samples.filter(({ file }) => asked.has
 const listed = samples.map(({ file, title, facts }) => ({
   file,
   title,
-  questions: facts.filter(([, question]) => !MISSED.has(`${file}: ${question}`)).map(([, question, answer]) => ({ question, answer })),
+  questions: facts.filter(([, question]) => !MISSED.some(([of, word]) => of === file && question.includes(word))).map(([, question, answer]) => ({ question, answer })),
 }));
 await writeFile(new URL("samples.json", out), JSON.stringify(listed, null, 2) + "\n");

@@ -14,7 +14,7 @@ const engine = await Engine.load(model, { context: 1024 });
 
 const messages = [];
 for (const question of [
-  "The port of falcon is 4821.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;\n\nWhat is the port of falcon?",
+  "The port of heron is 6077.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;\n\nWhat is the port of heron?",
   "What is the value of GRID_SIZE?",
 ]) {
   console.log(`> ${question.replaceAll("\n\n", " ")}`);

@@ -4,7 +4,9 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { start } from "./harness.mjs";
 
-const facts = "The port of falcon is 4821.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;";
+const facts = "The port of heron is 6077.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;";
+const port = "The port of heron is 6077.";
+const size = "The value of GRID_SIZE is 512.";
 let browser, page;
 
 before(async () => {
@@ -14,8 +16,8 @@ before(async () => {
     // Row by row takes the fewest pipelines, and every row's bits are the same.
     globalThis.engine = await Engine.load("/pocket/", { context: 256, chunk: 1 });
     globalThis.chat = engine.chat.completions;
-    globalThis.asked = [{ role: "user", content: `${facts}\n\nWhat is the port of falcon?` }];
-    globalThis.greedy = { temperature: 0, max_tokens: 8 };
+    globalThis.asked = [{ role: "user", content: `${facts}\n\nWhat is the port of heron?` }];
+    globalThis.greedy = { temperature: 0, max_tokens: 24 };
   }, facts);
 });
 after(() => browser.close());
@@ -29,7 +31,7 @@ test("a reply, and one to what follows, which reads the rest only", async () => 
     const text = `<｜begin▁of▁sentence｜><｜User｜>${asked[0].content}<｜Assistant｜></think>`;
     return [first, second, (await engine.encode(text, true)).length];
   });
-  assert.deepEqual(first.choices, [{ index: 0, message: { role: "assistant", content: "4821" }, finish_reason: "stop" }]);
+  assert.deepEqual(first.choices, [{ index: 0, message: { role: "assistant", content: port }, finish_reason: "stop" }]);
   assert.deepEqual([first.object, first.model], ["chat.completion", "pocket"]);
   const { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details } = first.usage;
   assert.deepEqual([prompt_tokens, total_tokens, prompt_tokens_details.cached_tokens], [ids, ids + completion_tokens, 0]);
@@ -46,29 +48,29 @@ test("chunks say what a whole reply says; a loop can be left", async () => {
     for await (const { choices } of await chat.create({ ...request, stream: true })) if (choices[0].delta.content) { one++; break; }
     return [chunks, one, await chat.create(request)];
   });
-  assert.equal(chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join(""), "4821");
+  assert.equal(chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join(""), port);
   assert.deepEqual(chunks.map(({ choices }) => choices[0]?.finish_reason).filter(Boolean), ["stop"]);
   assert.equal(chunks.at(-1).usage.completion_tokens, whole.usage.completion_tokens);
-  assert.deepEqual([one, whole.choices[0].message.content], [1, "4821"]);
+  assert.deepEqual([one, whole.choices[0].message.content], [1, port]);
 });
 
 test("two at once answer as one does", async () => {
   const replies = await page.evaluate(() => {
-    const other = [{ role: "user", content: asked[0].content.replace("What is the port of falcon?", "What is the value of GRID_SIZE?") }];
+    const other = [{ role: "user", content: asked[0].content.replace("What is the port of heron?", "What is the value of GRID_SIZE?") }];
     return Promise.all([asked, other].map((messages) => chat.create({ messages, ...greedy })));
   });
-  assert.deepEqual(replies.map(({ choices }) => choices[0].message.content), ["4821", "512"]);
+  assert.deepEqual(replies.map(({ choices }) => choices[0].message.content), [port, size]);
 });
 
 test("a stop text, a length, reasoning, a seed", async () => {
   const [stopped, cut, thought, drawn] = await page.evaluate(async () => {
     const ask = async (rest) => (await chat.create({ messages: asked, ...greedy, ...rest })).choices[0];
     const draw = () => ask({ temperature: 1.5, seed: 7, max_tokens: 6 });
-    return [await ask({ stop: "21" }), await ask({ max_tokens: 1 }), await ask({ thinking: { type: "enabled" }, max_tokens: 3 }), [await draw(), await draw()]];
+    return [await ask({ stop: "77" }), await ask({ max_tokens: 1 }), await ask({ thinking: { type: "enabled" }, max_tokens: 3 }), [await draw(), await draw()]];
   });
-  assert.deepEqual([stopped.finish_reason, stopped.message.content], ["stop", "48"]);
+  assert.deepEqual([stopped.finish_reason, stopped.message.content], ["stop", "The port of heron is 60"]);
   assert.equal(cut.finish_reason, "length");
-  assert.ok("4821".startsWith(cut.message.content) && cut.message.content.length < 4, JSON.stringify(cut));
+  assert.ok(port.startsWith(cut.message.content) && cut.message.content.length < 8, JSON.stringify(cut));
   assert.ok(thought.message.content === "" && thought.message.reasoning_content.length > 0, JSON.stringify(thought));
   assert.deepEqual(drawn[0], drawn[1]);
 });
@@ -83,7 +85,7 @@ test("a signal ends a reply; the conversation goes on", async () => {
     return [await left, await refusal(chat.create({ messages: asked }, { signal: AbortSignal.abort("no") })), await chat.create({ messages: asked, ...greedy })];
   });
   assert.deepEqual([error.code, error.cause, early.code, early.cause], ["ABORTED", "enough", "ABORTED", "no"]);
-  assert.equal(reply.choices[0].message.content, "4821");
+  assert.equal(reply.choices[0].message.content, port);
 });
 
 test("wrong requests are refused by field, wherever it is looked at", async () => {

@@ -15,9 +15,9 @@ const dist = join(root, "www/dist");
 const SLOW = 600_000;
 
 const NOTE = "The scheduler was restarted twice this week, and the queue was longer than usual. Nothing else happened on the hosts.\n\n";
-const TEXT = `The port of falcon is 4821.\n\n${NOTE}The owner of \`zorbel\` is Ada.\n\n${NOTE}const GRID_SIZE: usize = 512;\n\n${NOTE}`;
-const PORT = { question: "What is the port of falcon?", answer: "4821" };
-const GRID = { question: "What is the value of GRID_SIZE?", answer: "512" };
+const TEXT = `The port of heron is 6077.\n\n${NOTE}The owner of \`zorbel\` is Ada.\n\n${NOTE}const GRID_SIZE: usize = 512;\n\n${NOTE}`;
+const PORT = { question: "What is the port of heron?", answer: "The port of heron is 6077." };
+const GRID = { question: "What is the value of GRID_SIZE?", answer: "The value of GRID_SIZE is 512." };
 let server, context, page, profile;
 const problems = [];
 const requests = [];

@@ -68,12 +68,12 @@ class Source:
         self.held_out, pages = split(load_docs(docs_file))
         self.words = ordinary_words(pages)
         self.functions = functions(pages)
-        self.paragraphs = [e.ids for e in tokenizer.encode_batch(paragraphs(pages))]
+        texts = paragraphs(pages)
+        self.paragraphs = [(text, e.ids) for text, e in zip(texts, tokenizer.encode_batch(texts))]
         stream = []
         for e in tokenizer.encode_batch([page["text"] for page in pages]):
             stream += [self.special["bos"]] + e.ids + [self.special["eos"]]
         self.stream = np.array(stream, np.uint16)
-        self.newline = tokenizer.encode("\n\n").ids
         self.plain = {i for text in ("The", " the", " of", " is", ".", " =") for i in tokenizer.encode(text).ids}
         # Tokens that the text has, special ones aside.
         self.sayable = sorted(set(np.unique(self.stream).tolist()) - set(self.special.values()))
@@ -114,6 +114,21 @@ class Draft:
 
     def text(self, text, weight):
         self.add(self.source.tokenizer.encode(text).ids, weight)
+
+    def pieces(self, pieces):
+        """Adds pieces (text, weight) as one text: tokens reach over their borders, as they do in a text that somebody wrote. Returns
+        the places of each piece's tokens."""
+        encoded, at = self.source.tokenizer.encode("".join(text for text, _ in pieces)), len(self)
+        ends = np.cumsum([len(text) for text, _ in pieces])
+        starts = ends - [len(text) for text, _ in pieces]
+        first, last = np.array(encoded.offsets).reshape(-1, 2).T
+        places = [range(at + i, at + j) for i, j in zip(np.searchsorted(last, starts, "right"), np.searchsorted(first, ends, "left"))]
+        of = np.searchsorted(ends, last, "left")  # a token counts as what it ends with
+        self.add(encoded.ids, [pieces[i][1] for i in of])
+        for place, (_, weight) in zip(places, pieces):
+            if weight == STATED:  # of a value, every token that has some of it
+                self.weights[place.start : place.stop] = [STATED] * len(place)
+        return places
 
     def cut(self, length):
         return (
@@ -172,50 +187,54 @@ class Samples:
             count = 0
             while count < budget:
                 if pieces and r.random() < gap / (gap + 20):
-                    pieces.append((self.filler(160 if gap else 20), None))
+                    pieces.append((*self.filler(160 if gap else 20), None))
                 else:
-                    fact = self.facts.fact(used)
-                    pieces.append((*self.marked(fact.statement, fact.value), fact))
-                count += len(pieces[-1][0]) + 1
+                    pieces.append(self.stated(used))
+                count += pieces[-1][1] + 1
         else:  # a few facts in running text
-            stated = []
-            for _ in range(r.randint(2, max(3, min(40, room // 80)))):
-                fact = self.facts.fact(used)
-                stated.append((*self.marked(fact.statement, fact.value), fact))
-            count = sum(len(piece[0]) + 1 for piece in stated)
+            stated = [self.stated(used) for _ in range(r.randint(2, max(3, min(40, room // 80))))]
+            count = sum(size + 1 for _, size, _ in stated)
             budget = room - 28 * len(stated) - 20
             while count < budget:
-                pieces.append((self.filler(min(200, max(4, budget - count))), None))
-                count += len(pieces[-1][0]) + 1
+                pieces.append((*self.filler(min(200, max(4, budget - count))), None))
+                count += pieces[-1][1] + 1
             for piece in stated:
                 pieces.insert(r.randrange(len(pieces) + 1), piece)
-        text.special("user")
-        where = {}
-        for piece in pieces:
-            ids, fact = piece[0], piece[-1]
-            if fact is None:
-                text.add(ids, TEXT)
-            else:
-                where[fact] = [len(text) + i for i, inside in enumerate(piece[1]) if inside]
-                text.add(ids, [STATED if inside else STATEMENT for inside in piece[1]])
-            text.add(self.source.newline, STATEMENT)
-        absent, queue = r.choice((0.0, 0.15, 0.3)), list(where)
+        queue = [fact for *_, fact in pieces if fact]
         r.shuffle(queue)
-        for number, fact in enumerate(queue):
-            if number:
-                text.special("user")
-            if r.random() < absent:
-                text.text(self.facts.absent(used), QUESTION)
-                text.special("assistant", "answer")
-                text.text(facts.NOT_SAID, END)
-                text.special("eos", weight=END)
-                text.special("user")
-            asked = len(text)
-            text.text(fact.question, QUESTION)
-            asked = range(asked, len(text))
+        parts, where = [], {}
+        for words, _, fact in pieces:
+            if fact:
+                before, behind = words.rsplit(fact.value, 1)
+                where[fact] = len(parts) + 1
+                parts += [(before, STATEMENT), (fact.value, STATED), (behind, STATEMENT)]
+            else:
+                parts.append((words, TEXT))
+            parts.append(("\n\n", STATEMENT))
+        absent, turns = r.choice((0.0, 0.15, 0.3)), []
+        for fact in queue:
+            turns += [None, fact] if r.random() < absent else [fact]
+        for number, fact in enumerate(turns):
+            question = fact.question if fact else self.facts.absent(used)
+            text.special("user")
+            if number == 0:
+                places = text.pieces([*parts, (question, QUESTION)])
+                asked = places[-1]
+            else:
+                asked = len(text)
+                text.text(question, QUESTION)
+                asked = range(asked, len(text))
             text.special("assistant", "answer")
-            self.answer(text, fact, where[fact], asked)
+            if fact:
+                self.answer(text, fact, places[where[fact]], asked)
+            else:
+                text.text(facts.NOT_SAID, END)
             text.special("eos", weight=END)
+
+    def stated(self, used):
+        """(statement, its tokens, fact)"""
+        fact = self.facts.fact(used)
+        return fact.statement, len(self.source.tokenizer.encode(fact.statement).ids), fact
 
     def answer(self, text, fact, stated, asked):
         """the value is copied from where it is stated, what is asked about from the question"""
@@ -228,9 +247,13 @@ class Samples:
         text.add(ids, [VALUE if value else ANSWER for value in inside], copied)
 
     def filler(self, limit):
+        """(a text of so many tokens at most, its tokens)"""
         if self.random.random() < 0.12:
-            return self.source.tokenizer.encode("\n".join(self.facts.noise() for _ in range(self.random.randint(1, 5)))).ids[:limit]
-        return self.random.choice(self.source.paragraphs)[:limit]
+            text = "\n".join(self.facts.noise() for _ in range(self.random.randint(1, 5)))
+            ids = self.source.tokenizer.encode(text).ids
+        else:
+            text, ids = self.random.choice(self.source.paragraphs)
+        return (text, len(ids)) if len(ids) <= limit else (self.source.tokenizer.decode(ids[:limit]), limit)
 
     def copying(self, length):
         """a text to repeat, or labelled snippets of which one is asked for; mostly too long for a window"""
@@ -241,34 +264,38 @@ class Samples:
             text.special("user")
             if r.random() < 0.4:
                 labels = r.sample("alpha beta gamma delta first second third red blue green".split(), r.randint(2, 4))
-                snippets, at = {}, {}
+                snippets, parts = {label: self.snippet(size // len(labels) + 3) for label in labels}, []
                 for label in labels:
-                    snippets[label] = self.snippet(size // len(labels) + 3)
-                    text.text(f"Snippet {label}: ", QUESTION)
-                    at[label] = len(text)
-                    text.add(snippets[label], STATED)
-                    text.add(self.source.newline, STATEMENT)
+                    parts += [(f"Snippet {label}:", QUESTION), (" " + snippets[label], STATED), ("\n\n", STATEMENT)]
                 label = r.choice(labels)
-                text.text(r.choice((f"Repeat snippet {label}.", f"What is snippet {label}?")), QUESTION)
-                ids, start = snippets[label], at[label]
-            else:
-                ids, start = self.snippet(size), len(text)
+                parts.append((r.choice((f"Repeat snippet {label}.", f"What is snippet {label}?")), QUESTION))
+                said, place = snippets[label], text.pieces(parts)[3 * labels.index(label) + 1]
+            elif r.random() < 0.5:
+                said = self.snippet(size)
+                place = text.pieces([(said, STATED), ("\n\n" + self.again(), QUESTION)])[0]
+            else:  # any tokens: to be copied, a token has to be said whatever came before it
+                ids, start = [r.choice(self.source.sayable) for _ in range(size)], len(text)
                 text.add(ids, STATED)
-                text.text("\n\n" + r.choice(("Repeat this.", "Repeat the text above.", "Say it again.")), QUESTION)
+                text.text("\n\n" + self.again(), QUESTION)
+                said, place = None, range(start, start + size)
+            ids = self.source.tokenizer.encode(said).ids if said else text.ids[place.start : place.stop]
+            copied = [place.start + i if text.ids[place.start + i] == token else -1 for i, token in enumerate(ids[: len(place)])]
             text.special("assistant", "answer")
-            text.add(ids, COPIED, list(range(start, start + len(ids))))
+            text.add(ids, COPIED, copied + [-1] * (len(ids) - len(copied)))
             text.special("eos", weight=END)
         return text.cut(length)
 
+    def again(self):
+        return self.random.choice(("Repeat this.", "Repeat the text above.", "Say it again."))
+
     def snippet(self, size):
-        """any tokens, ordinary words and names, or a paragraph: to be copied, a token has to be said whatever came before it"""
-        r, k = self.random, self.random.random()
-        if k < 0.4:
-            return [r.choice(self.source.sayable) for _ in range(size)]
-        if k < 0.75:
+        """ordinary words and names, or a paragraph"""
+        r = self.random
+        if r.random() < 0.7:
             names = (r.choice((self.facts.name, self.facts.word, self.facts.word))() for _ in range(max(2, size // 2)))
-            return self.source.tokenizer.encode(" " + r.choice((" ", " ", ", ", "\n")).join(names)).ids
-        return r.choice(self.source.paragraphs)[: max(3, size)]
+            return r.choice((" ", " ", ", ", "\n")).join(names)
+        text, ids = r.choice(self.source.paragraphs)
+        return self.source.tokenizer.decode(ids[: max(3, size)]).strip() or text
 
     def chat(self, length):
         """what a documented function does, or its signature"""

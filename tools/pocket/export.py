@@ -21,7 +21,7 @@ import ops
 import tokenizer as tk
 from tokenizer import load_docs
 
-FACTS = "The port of falcon is 4821.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;\n\n"
+FACTS = "The port of heron is 6077.\n\nThe owner of `zorbel` is Ada.\n\nconst GRID_SIZE: usize = 512;\n\n"
 EXPECTED_TOKENS = 64
 
 
@@ -101,7 +101,7 @@ def prompts(tokenizer, docs_file):
         plain("# Struct `Vec`\n\nA contiguous growable array type"),
         plain("Ownership is a set of rules that"),
         chat("What does `push` do?"),
-        chat(FACTS + "What is the port of falcon?"),
+        chat(FACTS + "What is the port of heron?"),
         chat(FACTS + "What is the value of GRID_SIZE?"),
         chat(FACTS + "Who owns `zorbel`?"),
         chat("The access code of marlow is 7314.\n\n", tokenizer.encode(page).ids[:600], "\n\nWhat is the access code of marlow?"),

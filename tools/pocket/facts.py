@@ -1,7 +1,8 @@
 """Facts made up for a text: how they are stated, how they are asked for, and the exact answer.
 
 A fact has a kind of value (`KINDS`), a statement (one or more lines), questions, and one answer: the same question always has
-the same answer, whatever the statement looked like. Training (`data.py`) and evaluation (`cases.py`) draw from the same generator
+the same answer, whatever the statement looked like. Answers say "The ... of ... is ...": a name that began one would be another token than
+the same name behind a space. Training (`data.py`) and evaluation (`cases.py`) draw from the same generator
 with different seeds, names and filler texts.
 """
 
@@ -116,13 +117,13 @@ class Facts:
         if kind == "error" and k < 0.5:
             statement = r.choice((f"[{self.clock()}] ERROR {e} failed with code {v}", f"{self.day()} ERROR {e} failed with code {v}"))
             question = r.choice((f"Which code did {e} fail with?", f"With which code did {e} fail?"))
-            return Fact(kind, entity, statement, question, f"{e} failed with code {v}.", v)
+            return Fact(kind, entity, statement, question, f"The error code of {e} is {v}.", v)
         if kind == "name" and a == "owner" and k < 0.6:
             return Fact(kind, entity, f"The owner of {e} is {v}.", f"Who owns {e}?", f"The owner of {e} is {v}.", v)
         if kind == "place" and k < 0.4:
             statement = r.choice((f"{e} is hosted in {v}.", f"The server {e} is hosted in {v}."))
             question = r.choice((f"Where is {e} hosted?", f"In which city is {e} hosted?"))
-            return Fact(kind, entity, statement, question, f"{e} is hosted in {v}.", v)
+            return Fact(kind, entity, statement, question, f"The location of {e} is {v}.", v)
         identifier = f"{entity}_{a}".replace("-", "_").replace(" ", "_")
         if kind == "number" and k < 0.25:
             identifier = identifier.upper()
@@ -130,11 +131,11 @@ class Facts:
                 (f"const {identifier}: usize = {v};", f"pub const {identifier}: u32 = {v};", f"static {identifier}: u64 = {v};")
             )
             question = r.choice((f"What is the value of {identifier}?", f"What is {identifier}?"))
-            return Fact(kind, entity, statement, question, f"{identifier} = {v}", v)
+            return Fact(kind, entity, statement, question, f"The value of {identifier} is {v}.", v)
         if k > 0.85 and " " not in v:
             statement = r.choice((f"{identifier} = {v}", f"{identifier}: {v}", f"set {identifier} = {v}"))
             question = r.choice((f"What is {identifier}?", f"What is the value of {identifier}?"))
-            return Fact(kind, entity, statement, question, f"{identifier} = {v}", v)
+            return Fact(kind, entity, statement, question, f"The value of {identifier} is {v}.", v)
         if k > 0.7:
             key = a.replace(" ", "_")
             form = r.choice(
