@@ -82,10 +82,10 @@ impl Ask {
             }
         };
         let session = place.session().map(str::to_owned);
+        interrupt.begin();
         if self.model.verbose {
             eprintln!("cedra: reading {}", count(length, "token"));
         }
-        interrupt.begin();
         let (mut body, known) = place.read(&text, &interrupt)?;
         let kept = if session.is_some() { "; what was read is kept" } else { "" };
         let done = match body.read(&asked, &interrupt) {

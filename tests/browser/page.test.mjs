@@ -91,10 +91,10 @@ test("a file is read, and a question is answered as it streams", async () => {
 
 test("the figures show what was counted and measured", async () => {
   await page.waitForSelector("#looked .legend");
-  assert.match(await page.locator("#looked").innerText(), /chose at most 64 entries/);
+  assert.match(await page.locator("#looked").innerText(), /chose at most 128 entries/);
   assert.ok((await page.locator(".passages mark").count()) > 0, "no passage was chosen");
   assert.match(await page.locator("#figure-layers").innerText(), /the last layer \d/);
-  assert.match(await page.locator("#figure-bytes").innerText(), /108 bytes[\s\S]*1,024 bytes/);
+  assert.match(await page.locator("#figure-bytes").innerText(), /162 bytes[\s\S]*2,048 bytes/);
   assert.match(await page.locator("#figure-engram").innerText(), /12 rows for this token/);
   assert.match(await page.locator("#figure-speed").innerText(), /[\d.,]+\s+tokens a second, reading/);
 });
