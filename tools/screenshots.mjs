@@ -3,14 +3,14 @@
 //
 //   npm run build:page && node tools/screenshots.mjs
 //
-// CEDRA_CHROMIUM is the browser to use instead of the system's.
+// CEDRA_CHROMIUM is the browser to use instead of the system's, CEDRA_BROWSER_DRIVER what tests/browser/driver.c became.
 
 import { mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { crc32, deflateSync, inflateSync } from "node:zlib";
 import { chromium } from "playwright-core";
-import { FLAGS } from "../tests/browser/harness.mjs";
+import { environment, FLAGS } from "../tests/browser/harness.mjs";
 import { serve } from "../tests/browser/server.mjs";
 
 const root = new URL("..", import.meta.url).pathname;
@@ -98,6 +98,7 @@ const context = await chromium.launchPersistentContext(profile, {
   headless: true,
   chromiumSandbox: false,
   args: FLAGS,
+  env: environment(),
   colorScheme: "light",
   reducedMotion: "reduce",
 });

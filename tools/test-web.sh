@@ -54,15 +54,24 @@ rust_environment() {
   export CEDRA_WEB_TOOLCHAIN
 }
 
+# WebGPU in the browser runs on the software Vulkan driver that the native tests use, where there is one.
+browser_driver() {
+  [ "$(uname)" = Linux ] && [ -n "${VK_DRIVER_FILES:-}" ] || return 0
+  export CEDRA_BROWSER_DRIVER=$PWD/target/browser-driver.so
+  cc -O2 -Wall -Wextra -Werror -shared -fPIC -o "$CEDRA_BROWSER_DRIVER" tests/browser/driver.c -ldl
+}
+
 browser_tests() {
   [ $# -gt 0 ] || set -- tests/node/*.test.mjs tests/browser/*.test.mjs
-  node --test --test-concurrency=2 --test-reporter=spec "$@"
+  # A file takes minutes at most; one that hangs after a failure must not take the run with it.
+  node --test --test-concurrency=2 --test-timeout=600000 --test-reporter=spec "$@"
 }
 
 step "node" node_works
 step "packages" packages
 step "browser" chromium_works
 step "rust" rust_environment
+step "browser's driver" browser_driver
 step "wasm" tools/build-web.sh
 step "wasm with tests inside" tools/build-web.sh target/web-tests --features browser-tests
 step "types" npm run --silent typecheck

@@ -1,4 +1,5 @@
-// What becomes of an engine whose device fails: it is lost and comes back, memory runs out, kernels are tested on it.
+// What becomes of an engine whose device fails: it is lost and comes back, memory runs out, kernels are tested on it. Chromium's own
+// driver is what is used here, whatever the other tests have: a second one, and the browser as it comes.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -38,7 +39,7 @@ const shard = /safetensors$/;
 
 before(async () => {
   const worker = Buffer.from('import "/device/prelude.js"; import "/pkg/dist/worker.js";');
-  browser = await start({ "/device/": new Map([["prelude.js", Buffer.from(PRELUDE)], ["worker.js", worker]]) });
+  browser = await start({ "/device/": new Map([["prelude.js", Buffer.from(PRELUDE)], ["worker.js", worker]]) }, { driver: "" });
   page = await browser.page();
   await page.evaluate(async () => {
     const channel = new BroadcastChannel("device");

@@ -1,4 +1,7 @@
 // A headless Chromium with WebGPU on the CPU, pages that have the package, and a server that can misbehave.
+//
+// CEDRA_CHROMIUM is the browser. CEDRA_BROWSER_DRIVER is the library built from driver.c, with which WebGPU runs on the driver of
+// VK_DRIVER_FILES; without it, it runs on Chromium's own SwiftShader, which takes ten times as long.
 
 import { mkdtemp, readdir, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -18,6 +21,11 @@ export const FLAGS = [
   "--disable-extensions",
 ];
 
+/** What the browser's processes find in their environment. */
+export function environment(driver = process.env.CEDRA_BROWSER_DRIVER) {
+  return driver ? { ...process.env, LD_PRELOAD: driver } : process.env;
+}
+
 export const expected = JSON.parse(await readFile(join(root, "tests/browser/expected.json"), "utf8"));
 export const pocket = JSON.parse(await readFile(join(root, "tests/fixtures/pocket/expected.json"), "utf8"));
 
@@ -25,7 +33,7 @@ const PAGE = `<!doctype html><meta charset="utf-8"><title>cedra</title><link rel
 <script type="module">
   import * as cedra from "/pkg/dist/index.js";
   Object.assign(globalThis, cedra, { ready: true });
-  /** The golden model. It reads row by row, unless told otherwise: the software GPU takes seconds to compile a kernel for several. */
+  /** The golden model. It reads row by row, unless told otherwise: a software GPU takes seconds to compile a kernel for several. */
   globalThis.load = (options) => cedra.Engine.load("/golden/", { context: 256, chunk: 1, ...options });
   /** What a call rejects with, as plain data. */
   globalThis.refusal = (call) => call.then(
@@ -59,8 +67,11 @@ async function processes(profile) {
   return [...mine];
 }
 
-/** A browser with its own storage, and a server, which has `mounts` besides the package and the models. `close` ends both. */
-export async function start(mounts = {}) {
+/**
+ * A browser with its own storage, and a server, which has `mounts` besides the package and the models. `close` ends both. `driver` as in
+ * CEDRA_BROWSER_DRIVER; "" for SwiftShader.
+ */
+export async function start(mounts = {}, { driver } = {}) {
   const profile = await mkdtemp(join(tmpdir(), "cedra-browser-"));
   const server = await serve({
     ...mounts,
@@ -77,6 +88,7 @@ export async function start(mounts = {}) {
       headless: true,
       chromiumSandbox: false,
       args: FLAGS,
+      env: environment(driver),
     });
   let context = await launch();
   const ready = async (page) => {

@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { chromium } from "playwright-core";
-import { FLAGS } from "./harness.mjs";
+import { environment, FLAGS } from "./harness.mjs";
 import { serve } from "./server.mjs";
 
 const root = new URL("../..", import.meta.url).pathname;
@@ -36,6 +36,7 @@ before(async () => {
     headless: true,
     chromiumSandbox: false,
     args: FLAGS,
+    env: environment(),
     viewport: { width: 1280, height: 900 },
   });
   context.on("request", (request) => requests.push(request.url()));
