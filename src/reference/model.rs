@@ -688,16 +688,17 @@ impl Model {
                 false => (0..visible as u32).collect(),
             };
             let weights: Vec<f32> = raw.row(i).iter().map(|w| w * scale).collect();
-            let score = |&entry: &u32| {
-                let key = global.keys.row(entry as usize);
-                match self.slips(Mutation::ScoreWithoutRelu) {
-                    true => {
-                        queries.row(i).chunks_exact(d_i).zip(&weights).map(|(q, w)| w * super::math::dot(q, key)).sum()
-                    }
-                    false => index_score::score(queries.row(i), &weights, key),
+            let keys = eligible.iter().map(|&entry| global.keys.row(entry as usize));
+            let scores: Vec<f32> = match self.slips(Mutation::ScoreWithoutRelu) {
+                true => {
+                    let heads = || queries.row(i).chunks_exact(d_i).zip(&weights);
+                    keys.map(|key| heads().map(|(q, w)| w * super::math::dot(q, key)).sum()).collect()
+                }
+                false => {
+                    let scorer = index_score::Scorer::new(queries.row(i), weights, d_i);
+                    keys.map(|key| scorer.score(key)).collect()
                 }
             };
-            let scores: Vec<f32> = eligible.iter().map(score).collect();
             let chosen = select::top_k(&scores, c.index_topk);
             rows.selection[i] = chosen.iter().map(|&at| eligible[at as usize]).collect();
             if plan.candidates == Candidates::Source {
