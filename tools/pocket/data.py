@@ -244,7 +244,9 @@ class Samples:
         if [ids[i] for i in at] == [text.ids[p] for p in stated]:
             for i, p in zip(at, stated):
                 copied[i] = p
-        text.add(ids, [VALUE if value else ANSWER for value in inside], copied)
+        weights = [VALUE if value else ANSWER for value in inside]
+        weights[0] = max(weights[0], END)  # whether there is an answer at all counts as much either way
+        text.add(ids, weights, copied)
 
     def filler(self, limit):
         """(a text of so many tokens at most, its tokens)"""

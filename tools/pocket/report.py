@@ -69,8 +69,8 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def tables(results, baselines):
-    out, names = [], list(results)
+def tables(results, baselines, brief):
+    out, names = [], [name for name in results if name not in brief]
     out.append("### Summary\n")
     rows = []
     for name, r in results.items():
@@ -169,13 +169,14 @@ def plot(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", nargs="+", required=True, help="NAME=FILE")
+    parser.add_argument("--brief", nargs="*", default=[], help="names that are in the summary and in the plot only")
     parser.add_argument("--baselines")
     parser.add_argument("--page")
     parser.add_argument("--plot")
     options = parser.parse_args()
     results = collections.OrderedDict((entry.split("=", 1)[0], Results(entry.split("=", 1)[1])) for entry in options.results)
     baselines = json.load(open(options.baselines)) if options.baselines else None
-    made = tables(results, baselines)
+    made = tables(results, baselines, options.brief)
     if options.page:
         with open(options.page) as file:
             page = file.read()

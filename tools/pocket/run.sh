@@ -5,7 +5,7 @@
 #   tools/pocket/run.sh --smoke                                        every step, tiny, from this project's own Markdown
 #
 # --init starts from a checkpoint in the released layout, and takes over its tokenizer. Needs Python 3.11 or newer, cargo, and gcc or
-# patience. A virtual environment is made in the work folder, or POCKET_PYTHON names a Python that has requirements.txt.
+# patience. setup.sh makes a virtual environment, unless POCKET_PYTHON names a Python that has requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD/tools/pocket minutes=90 draft_minutes=8 work=$here/work init=() smoke=
@@ -21,12 +21,8 @@ done
 mkdir -p "$work"
 step() { echo "== $(date +%T) $*"; }
 
-python=${POCKET_PYTHON:-$work/venv/bin/python}
-if [ ! -x "$python" ]; then
-  step install
-  python3 -m venv "$work/venv"
-  "$work/venv/bin/pip" install -q -r "$here/requirements.txt"
-fi
+if [ -z "${POCKET_PYTHON:-}" ]; then step install; fi
+python=${POCKET_PYTHON:-$("$here/setup.sh")}
 # Memory that is given back to the system comes back as page faults.
 export OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=536870912 PYTHONDONTWRITEBYTECODE=1
 run() { local script=$1; shift; step "$script"; "$python" "$here/$script" "$@"; }

@@ -40,10 +40,10 @@ PHASES = [
 ]
 GROWN_PHASES = [
     (0.00, 512, 4096, 0.40, 0.4, SPARSE),
-    (0.22, 512, 4096, 0.42, 0.12, SPARSE),
-    (0.45, 1024, 4096, 0.42, 0.12, SPARSE),
-    (0.70, 1024, 4096, 0.42, 0.12, SPARSE | dict(wquant=True)),
-    (0.86, 2048, 4096, 0.40, 0.1, SPARSE | dict(wquant=True)),
+    (0.22, 512, 4096, 0.42, 0.2, SPARSE),
+    (0.45, 1024, 4096, 0.42, 0.2, SPARSE),
+    (0.70, 1024, 4096, 0.42, 0.2, SPARSE | dict(wquant=True)),
+    (0.86, 2048, 4096, 0.40, 0.18, SPARSE | dict(wquant=True)),
 ]
 DECAY_FROM = 0.65
 # Heads (per layer) that are told where to look while they copy, and how much that counts.

@@ -121,7 +121,7 @@ async function boot(): Promise<void> {
     ready?.strip.draw();
   });
   by("about-model").textContent = own
-    ? "This is the pocket model: 8 million parameters, trained for three hours on two CPU cores. It answers questions about values that a text states, most of the time, and knows nothing else."
+    ? "This is the pocket model: 8 million parameters, trained for four hours on two CPU cores. It answers questions about values that a text states, most of the time, and knows nothing else."
     : `The model is the one at ${folder.href}.`;
   const progress = bar("Loading");
   const words = h("span", { role: "status" }, "Asking the browser what it has…");
