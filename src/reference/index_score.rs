@@ -58,6 +58,7 @@ fn plus(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
 /// The dot products of a block, each summed as [`dot`] does it.
 fn dots(queries: &[[f32; LANES]], key: &[f32]) -> [f32; LANES] {
     let product = |i: usize| queries[i].map(|q| q * key[i]);
+    // A whole block, without a loop: no sum leaves its register.
     if let (Ok(queries), Ok(key)) = (<&[[f32; LANES]; BLOCK]>::try_from(queries), <&[f32; BLOCK]>::try_from(key)) {
         let product = |i: usize| queries[i].map(|q| q * key[i]);
         let of_16 = |i: usize| plus(product(i), product(i + 16));
