@@ -2,9 +2,11 @@
 
 use cedra::gpu::{DeviceOptions, Gpu};
 use serde_json::Value;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Three facts that the pocket model finds, and nothing beside them.
@@ -468,20 +470,28 @@ fn signals_stop_answers() {
     let desk = Desk::new();
     // So hot that an answer ends by chance only, once in thousands of tokens.
     let hot = ["chat", "--temperature", "50", "--max-tokens", "20000"];
-    let mut child =
-        desk.command(&hot).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A file, because a pipe would still hold the first answer when the second one shall begin.
+    let out = File::create(desk.0.path().join("out.txt")).unwrap();
+    let mut child = desk.command(&hot);
+    child.stdin(Stdio::piped()).stdout(out.try_clone().unwrap()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    let (mut out, mut lines) = (child.stdout.take().unwrap(), BufReader::new(child.stderr.take().unwrap()));
-    let mut begin = |input: &mut ChildStdin| {
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let length = || out.metadata().unwrap().len();
+    let begin = |child: &mut Child, input: &mut ChildStdin| {
+        let before = length();
         say(input, "Go on.");
-        assert_ne!(out.read(&mut [0]).unwrap(), 0, "an answer begins");
+        while length() == before {
+            assert_eq!(child.try_wait().unwrap(), None, "an answer begins");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     };
-    begin(&mut input);
+    begin(&mut child, &mut input);
     signal(&child, "-INT");
     hear(&mut lines, "stopped; the answer ends here");
     say(&mut input, "/save first");
     let line = hear(&mut lines, "`first` saved with ");
-    begin(&mut input);
+    begin(&mut child, &mut input);
     signal(&child, "-TERM");
     hear(&mut lines, "asked to end; `first` is kept");
     assert_eq!(child.wait().unwrap().code(), Some(143));
