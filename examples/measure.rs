@@ -1,7 +1,7 @@
-//! Measures what a model can do, on the CPU, which computes what a GPU does: packed caches, bounded prefill, selection and
-//! candidates as the config says.
+//! Measures what a model can do: packed caches, bounded prefill, selection and candidates as the config says. By default on the CPU,
+//! which computes what a GPU does and is faster than a software one; `gpu` behind it asks the questions and drafts on the device path.
 //!
-//!     cargo run --release --example measure -- models/pocket TASKS.jsonl RESULTS.jsonl
+//!     cargo run --release --example measure -- models/pocket TASKS.jsonl RESULTS.jsonl [gpu]
 //!
 //! A line of TASKS is an object with one of these as `task`, and a line of RESULTS is the same object with what was found:
 //!
@@ -17,32 +17,113 @@
 //! kept: an interrupted run goes on where it stopped.
 
 use anyhow::{bail, Context};
-use cedra::checkpoint::Checkpoint;
+use cedra::checkpoint::{Checkpoint, Fingerprint};
+use cedra::config::Config;
+use cedra::gpu::{DeviceOptions, Gpu};
 use cedra::reading::{Prefill, Replay};
 use cedra::reference::model::{LogitRows, Model, Options, State};
 use cedra::reference::sample::greedy;
 use cedra::reference::sequence::Sequence;
 use cedra::sampling::{Request, Sampling};
-use cedra::spec::Draft;
+use cedra::session::{Engine, Session};
+use cedra::spec::{Counters, Draft};
 use cedra::text::{Chat, NgramTables, Tokenizer};
 use serde_json::{json, Value};
 use std::io::Write;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 struct Measure {
-    model: Arc<Model>,
+    config: Config,
     tokenizer: Tokenizer,
+    device: Device,
+}
+
+/// What computes.
+enum Device {
+    Cpu(Arc<Model>),
+    Gpu(Rc<Engine>),
+}
+
+/// A text that a model has read.
+enum Body {
+    Cpu(Box<Sequence>),
+    Gpu(Box<Session>),
+}
+
+impl Body {
+    fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Cpu(sequence) => sequence.tokens(),
+            Self::Gpu(session) => session.tokens(),
+        }
+    }
+
+    fn read(&mut self, ids: &[u32]) -> cedra::Result<()> {
+        match self {
+            Self::Cpu(sequence) => sequence.append(ids, &mut |_| {}),
+            Self::Gpu(session) => session.append(ids).map(drop),
+        }
+    }
+
+    fn fork(&mut self) -> cedra::Result<Self> {
+        Ok(match self {
+            Self::Cpu(sequence) => Self::Cpu(Box::new(sequence.fork())),
+            Self::Gpu(session) => Self::Gpu(Box::new(session.fork()?)),
+        })
+    }
+
+    fn truncate(&mut self, length: usize) -> cedra::Result<()> {
+        match self {
+            Self::Cpu(sequence) => sequence.truncate(length, Replay::Bounded),
+            Self::Gpu(session) => session.truncate(length, Replay::Bounded),
+        }
+    }
+
+    fn write(&mut self, request: &Request, draft: Draft) -> cedra::Result<Vec<u32>> {
+        match self {
+            Self::Cpu(sequence) => {
+                sequence.set_draft(draft)?;
+                sequence.generate(request)?.collect()
+            }
+            Self::Gpu(session) => {
+                session.set_draft(draft)?;
+                session.generate(request)?.collect()
+            }
+        }
+    }
+
+    fn draft_counters(&self) -> cedra::Result<&Counters> {
+        match self {
+            Self::Cpu(sequence) => Ok(sequence.draft_counters()),
+            Self::Gpu(session) => session.draft_counters(),
+        }
+    }
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, tasks, results] = &arguments[..] else { bail!("usage: measure MODEL TASKS RESULTS") };
+    let (folder, tasks, results, gpu) = match &arguments[..] {
+        [folder, tasks, results] => (folder, tasks, results, false),
+        [folder, tasks, results, device] if device == "gpu" => (folder, tasks, results, true),
+        _ => bail!("usage: measure MODEL TASKS RESULTS [gpu]"),
+    };
     let checkpoint = Checkpoint::open(folder)?;
     let tokenizer = Tokenizer::open(folder)?;
     let tables = NgramTables::new(checkpoint.config(), &tokenizer)?;
-    let model = Arc::new(Model::load(&checkpoint, &tables, Options::default())?);
-    let measure = Measure { model, tokenizer };
+    let config = checkpoint.config().clone();
+    let device = if gpu {
+        let gpu = Arc::new(Gpu::new_blocking(&DeviceOptions { software: true, ..DeviceOptions::default() })?);
+        eprintln!("{}", gpu.describe());
+        let draft = config.dspark.is_some();
+        let options = cedra::model::Options { context: config.max_position_embeddings, draft, ..Default::default() };
+        let model = cedra::model::Model::load_blocking(gpu, &checkpoint, &tables, &options, &mut |_, _| {})?;
+        Device::Gpu(Engine::new(Arc::new(model), Fingerprint::new(&checkpoint, None)))
+    } else {
+        Device::Cpu(Arc::new(Model::load(&checkpoint, &tables, Options::default())?))
+    };
+    let measure = Measure { config, tokenizer, device };
 
     let tasks = std::fs::read_to_string(tasks).with_context(|| tasks.clone())?;
     let done = std::fs::read_to_string(results).unwrap_or_default().lines().count();
@@ -81,16 +162,26 @@ impl Measure {
     }
 
     fn plain(&self, text: &str) -> anyhow::Result<Vec<u32>> {
-        Ok([vec![self.model.config.bos_token_id], self.tokenizer.encode_with_special(text)?].concat())
+        Ok([vec![self.config.bos_token_id], self.tokenizer.encode_with_special(text)?].concat())
     }
 
     fn request(&self, max_tokens: usize) -> Request {
-        Request { max_tokens, sampling: Sampling::default(), stop_ids: vec![self.model.config.eos_token_id] }
+        Request { max_tokens, sampling: Sampling::default(), stop_ids: vec![self.config.eos_token_id] }
     }
 
-    fn answer(&self, sequence: &mut Sequence, tokens: usize) -> anyhow::Result<String> {
-        let ids: Vec<u32> = sequence.generate(&self.request(tokens))?.collect::<cedra::Result<_>>()?;
-        Ok(self.tokenizer.decode(&ids)?)
+    fn empty(&self) -> cedra::Result<Body> {
+        Ok(match &self.device {
+            Device::Cpu(model) => Body::Cpu(Box::new(Sequence::new(model.clone()))),
+            Device::Gpu(engine) => Body::Gpu(Box::new(engine.session()?)),
+        })
+    }
+
+    /// What only the CPU is asked for.
+    fn cpu(&self) -> anyhow::Result<&Model> {
+        match &self.device {
+            Device::Cpu(model) => Ok(model),
+            Device::Gpu(_) => bail!("text and modes are measured on the CPU: they need the logits of every row"),
+        }
     }
 
     fn questions(&self, task: &mut Value) -> anyhow::Result<()> {
@@ -100,26 +191,26 @@ impl Measure {
         let mut questions = task["questions"].as_array().context("`questions` is no list")?.clone();
         let mut messages = vec![];
         // What all prompts begin with is read once; an empty question shows how far that is.
-        let mut read = Sequence::new(self.model.clone());
+        let mut read = self.empty()?;
         let shared = self.prompt(&json!([{"role": "user", "content": format!("{document}\n\n")}]))?;
         let shared = &shared[..shared.len().saturating_sub(3)];
-        read.append(shared, &mut |_| {})?;
+        read.read(shared)?;
         task["document_tokens"] = json!(shared.len());
         for question in &mut questions {
             let asked = text(question, "question")?;
             let content = if messages.is_empty() { format!("{document}\n\n{asked}") } else { asked.to_owned() };
             messages.push(json!({"role": "user", "content": content}));
             let prompt = self.prompt(&json!(messages))?;
-            let mut sequence = read.fork();
-            let known = sequence.tokens().iter().zip(&prompt).take_while(|(a, b)| a == b).count();
-            sequence.truncate(known, Replay::Bounded)?;
-            sequence.append(&prompt[known..], &mut |_| {})?;
-            let answer = self.answer(&mut sequence, tokens)?;
+            let mut body = read.fork()?;
+            let known = body.tokens().iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+            body.truncate(known)?;
+            body.read(&prompt[known..])?;
+            let answer = self.tokenizer.decode(&body.write(&self.request(tokens), Draft::Off)?)?;
             question["answer_made"] = json!(answer);
             match turns {
                 true => {
                     messages.push(json!({"role": "assistant", "content": answer}));
-                    read = sequence;
+                    read = body;
                 }
                 false => messages.clear(),
             }
@@ -130,13 +221,13 @@ impl Measure {
     }
 
     fn text(&self, task: &mut Value) -> anyhow::Result<()> {
-        let text = text(task, "text")?.to_owned();
+        let (text, model) = (text(task, "text")?.to_owned(), self.cpu()?);
         let tokens = self.plain(&text)?;
-        let mut state = self.model.state();
+        let mut state = model.state();
         let mut nats = 0.0;
         for rows in tokens.windows(2).collect::<Vec<_>>().chunks(256) {
             let read: Vec<u32> = rows.iter().map(|pair| pair[0]).collect();
-            let logits = self.model.forward(&mut state, &read, LogitRows::All, None)?;
+            let logits = model.forward(&mut state, &read, LogitRows::All, None)?;
             nats -= rows.iter().zip(&logits).map(|(pair, row)| log_softmax(row)[pair[1] as usize]).sum::<f64>();
         }
         task["text"] = json!(null);
@@ -148,21 +239,21 @@ impl Measure {
 
     /// Bounded against exact prefill, and a text that was opened without its rings against one that was never left.
     fn modes(&self, task: &mut Value) -> anyhow::Result<()> {
-        let tokens = self.plain(text(task, "document")?)?;
+        let (model, tokens) = (self.cpu()?, self.plain(text(task, "document")?)?);
         let following = self.tokenizer.encode_with_special(text(task, "following")?)?;
         let predictions = |mut state: State| -> cedra::Result<Vec<Vec<f32>>> {
             let rows = [&tokens[tokens.len() - 1..], &following[..following.len() - 1]].concat();
-            self.model.forward(&mut state, &rows, LogitRows::All, None)
+            model.forward(&mut state, &rows, LogitRows::All, None)
         };
         let read = |prefill| -> cedra::Result<State> {
-            let mut state = self.model.state();
-            self.model.append(&mut state, &tokens, prefill, &mut |_| {})?;
+            let mut state = model.state();
+            model.append(&mut state, &tokens, prefill, &mut |_| {})?;
             Ok(state)
         };
         let exact = predictions(read(Prefill::Exact)?)?;
         let left = read(Prefill::Bounded)?;
         let mut restored = left.clone();
-        self.model.rebuild(&mut restored, &tokens, left.position, Replay::Bounded)?;
+        model.rebuild(&mut restored, &tokens, left.position, Replay::Bounded)?;
         let bounded = predictions(left)?;
         let restored = predictions(restored)?;
         task["document"] = json!(null);
@@ -179,12 +270,15 @@ impl Measure {
             true => self.plain(text(task, "text")?)?,
             false => self.prompt(&task["messages"])?,
         };
-        let mut sequence = Sequence::new(self.model.clone());
-        sequence.append(&prompt, &mut |_| {})?;
-        sequence.set_draft(Draft::Tokens(self.model.block_size()))?;
         let tokens = task["tokens"].as_u64().context("`tokens` is no number")? as usize;
-        task["made"] = json!(sequence.generate(&self.request(tokens))?.collect::<cedra::Result<Vec<u32>>>()?.len());
-        let counters = sequence.draft_counters();
+        let mut body = self.empty()?;
+        body.read(&prompt)?;
+        let made = body.write(
+            &self.request(tokens),
+            Draft::Tokens(self.config.dspark.as_ref().map_or(0, |draft| draft.block_size)),
+        )?;
+        let counters = body.draft_counters()?;
+        task["made"] = json!(made.len());
         (task["text"], task["messages"]) = (json!(null), json!(null));
         task["rounds"] = json!(counters.rounds);
         task["verified"] = json!(counters.verified);
