@@ -161,7 +161,7 @@ def main():
     some = max(1, options.cases // 5)
     made = dict(
         text=lambda: texts(documents, options.bytes),
-        drafts=lambda: drafts(documents, some, 64),
+        drafts=lambda: drafts(documents, options.cases, 64),
         modes=lambda: modes(documents, [n for n in lengths if n <= 16384], some),
         copying=lambda: copying(documents, options.cases),
         absent=lambda: absent(documents, options.cases),

@@ -13,6 +13,7 @@ import re
 
 COLOURS = ("#b0562c", "#2f6f8f", "#5a7d3a", "#7a4f8f")
 DEPTHS = (0, 25, 50, 75, 100)
+NAMES = dict(retrieval="retrieval", turns="in one conversation", absent="not in the text", copying="8 words repeated")
 
 
 def has_value(answer, value):
@@ -34,6 +35,23 @@ class Results:
         """(right, asked)"""
         right = [q["answer_made"].strip() == q["answer"] if exact else has_value(q["answer_made"], q["value"]) for q in questions]
         return sum(right), len(right)
+
+    def same_answers(self, other):
+        """(name, length, questions, answers that are the same, right, right in the other) of what both were asked"""
+
+        def asked(task):
+            return tuple((q["question"], q["value"]) for q in task.get("questions", []))
+
+        known = {asked(task): task for task in other.tasks if task["task"] == "questions"}
+        rows = collections.OrderedDict()
+        for task in self.tasks:
+            twin = known.get(asked(task))
+            if twin:
+                row = rows.setdefault((task["name"], task["length"]), [0, 0, 0, 0])
+                for here, there in zip(task["questions"], twin["questions"]):
+                    found = [has_value(q["answer_made"], q["value"]) for q in (here, there)]
+                    row[:] = [a + b for a, b in zip(row, [1, here["answer_made"] == there["answer_made"], *found])]
+        return [key + tuple(row) for key, row in rows.items()]
 
     def lengths(self):
         return sorted({task["length"] for task in self.tasks if task.get("name") == "retrieval"})
@@ -69,7 +87,7 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def tables(results, baselines, brief):
+def tables(results, baselines, brief, device):
     out, names = [], [name for name in results if name not in brief]
     out.append("### Summary\n")
     rows = []
@@ -130,6 +148,12 @@ def tables(results, baselines, brief):
                 rows.append([kind] + [percent(*p) for p in places] + [f"{made / rounds:.2f}", f"{made} in {rounds}"])
             width = max(len(r.drafts(kind)[2]) for kind in kinds)
             out.append(table(["text"] + [str(i + 1) for i in range(width)] + ["tokens a round", "tokens in rounds"], rows))
+    for name, there in device.items():
+        out.append(f"\n### The device path, {name}: the same questions asked there\n")
+        rows = []
+        for what, n, asked, same, right, right_on_cpu in there.same_answers(results[name]):
+            rows.append([NAMES[what], f"{n:,}", str(asked), str(same), percent(right, asked), percent(right_on_cpu, asked)])
+        out.append(table(["", "tokens", "questions", "same answer, to the letter", "right", "right on the CPU"], rows))
     return "\n".join(out)
 
 
@@ -170,13 +194,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", nargs="+", required=True, help="NAME=FILE")
     parser.add_argument("--brief", nargs="*", default=[], help="names that are in the summary and in the plot only")
+    parser.add_argument("--device", nargs="*", default=[], help="NAME=FILE of what the device path answered")
     parser.add_argument("--baselines")
     parser.add_argument("--page")
     parser.add_argument("--plot")
     options = parser.parse_args()
-    results = collections.OrderedDict((entry.split("=", 1)[0], Results(entry.split("=", 1)[1])) for entry in options.results)
+    results, device = (
+        collections.OrderedDict((entry.split("=", 1)[0], Results(entry.split("=", 1)[1])) for entry in entries)
+        for entries in (options.results, options.device)
+    )
     baselines = json.load(open(options.baselines)) if options.baselines else None
-    made = tables(results, baselines, options.brief)
+    made = tables(results, baselines, options.brief, device)
     if options.page:
         with open(options.page) as file:
             page = file.read()
