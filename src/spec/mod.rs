@@ -84,7 +84,7 @@ pub struct Counters {
     pub timed: u64,
     /// See `timed`.
     pub seconds: f64,
-    /// Drafted tokens that were verified, by their place in the block.
+    /// Drafted tokens that were verified, by their place in the block; those behind the end of a text do not count.
     pub verified: Vec<u64>,
     /// Of them, those that were accepted.
     pub accepted: Vec<u64>,

@@ -172,6 +172,10 @@ impl Scheduler {
             return;
         };
         self.counters.drafted += 1;
+        // Nothing was asked of the places behind a token that ended the text.
+        let (ended, verified) = (round.tokens <= round.accepted, round.verified);
+        let most = if ended { round.tokens } else { verified };
+        let round = Round { verified: verified.min(most), accepted: round.accepted.min(most), ..round };
         for place in 0..round.verified {
             self.counters.verified[place] += 1;
             self.counters.accepted[place] += (place < round.accepted) as u64;
@@ -181,9 +185,9 @@ impl Scheduler {
             self.accepted[place].add((place < round.accepted) as u32 as f64, number);
         }
         let Some(seconds) = round.seconds else { return };
-        self.costs[round.verified].add(seconds, number);
+        self.costs[verified].add(seconds, number);
         if plan.verify.is_none() {
-            self.made.add(1.0 + round.accepted as f64, number);
+            self.made.add(round.tokens as f64, number);
             self.taken.add(seconds, number);
             self.tried += 1;
             self.judge();
@@ -285,6 +289,21 @@ mod tests {
         let counters = scheduler.counters();
         assert_eq!(counters.rounds, 8 + 3000 + 1024 + 64 + 200);
         assert!(counters.accepted[1] <= counters.accepted[0] && counters.accepted[0] <= counters.verified[0]);
+    }
+
+    /// A text that ends in a place of the block ends its counts there, the ending token's place included.
+    #[test]
+    fn places_behind_the_end_do_not_count() {
+        let mut scheduler = Scheduler::new(Draft::Tokens(4), 4);
+        let mut end = |tokens, accepted| {
+            let plan = scheduler.begin();
+            scheduler.end(plan.as_ref(), Round { tokens, verified: 4, accepted, seconds: None });
+            (scheduler.counters().verified.clone(), scheduler.counters().accepted.clone())
+        };
+        assert_eq!(end(2, 4), (vec![1, 1, 0, 0], vec![1, 1, 0, 0]));
+        assert_eq!(end(4, 4), (vec![2, 2, 1, 1], vec![2, 2, 1, 1]));
+        // One that ends in the token behind what was accepted had all places judged.
+        assert_eq!(end(3, 2), (vec![3, 3, 2, 2], vec![3, 3, 1, 1]));
     }
 
     #[test]
