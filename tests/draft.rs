@@ -224,7 +224,8 @@ fn the_pocket_model_makes_its_text_in_fewer_rounds() {
     assert!(5 * rounds < 4 * tokens, "{tokens} tokens in {rounds} rounds");
 }
 
-/// The trained draft, after each recorded prompt.
+/// The trained draft, after each recorded prompt. Confidences are recorded in two orders of summation, because a value of a key may lie
+/// on the edge between two codes.
 #[test]
 fn the_pocket_model_drafts_as_recorded() {
     let (model, expected) = pocket();
@@ -236,8 +237,9 @@ fn the_pocket_model_drafts_as_recorded() {
         let anchor = case["draft_anchor"].as_u64().unwrap() as u32;
         let (tokens, _, confidences) = greedy_block(model.draft(&state, anchor, &mut Trace::off()));
         assert_eq!(tokens, ids("draft_ids").into_iter().map(i64::from).collect::<Vec<_>>());
-        let recorded: Vec<f32> = serde_json::from_value(case["draft_confidence"].clone()).unwrap();
-        worst = worst.max(max_difference(&confidences, &recorded));
+        let recorded: [Vec<f32>; 2] = serde_json::from_value(case["draft_confidences"].clone()).unwrap();
+        let [one, other] = recorded.map(|recorded| max_difference(&confidences, &recorded));
+        worst = worst.max(one.min(other));
     }
     println!("pocket: confidences within {worst:.1e}");
     assert!(worst < 1e-4);

@@ -161,6 +161,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--steps", type=int, default=10**9, help="stop after so many steps, whatever the time")
     parser.add_argument("--init", help="a checkpoint in the released layout whose stages to start from")
+    parser.add_argument("--seed", type=int, default=77, help="of the samples: another one where --init has learned from these")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -172,7 +173,7 @@ def main():
         start_from(stages, options.init)
     optimizer = train.Optimizer(stages, 0, 1, None)
     source = data.Source(f"{options.work}/docs.jsonl", checkpoint.tokenizer(options.work))
-    samples, o, began, step, recent = data.Samples(source, 77, 0.5, 0.1), M.Options(wquant=True), time.process_time(), 0, []
+    samples, o, began, step, recent = data.Samples(source, options.seed, 0.5, 0.1), M.Options(wquant=True), time.process_time(), 0, []
     while (used := time.process_time() - began) < options.minutes * 60 and step < options.steps:
         ids, weights = train.batch(samples, step * SEQUENCES, SEQUENCES, LENGTH)[:2]
         loss, accepted = losses(model, stages, ids, weights, o)

@@ -8,7 +8,7 @@
 # patience. setup.sh makes a virtual environment, unless POCKET_PYTHON names a Python that has requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-here=$PWD/tools/pocket minutes=90 draft_minutes=8 work=$here/work init=() smoke=
+here=$PWD/tools/pocket minutes=90 draft_minutes=60 work=$here/work init=() smoke=
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
