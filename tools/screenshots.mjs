@@ -153,6 +153,11 @@ try {
   await ask("Which port does heron have?");
   await page.waitForTimeout(1000);
   await shoot("reload", "#ask");
+  await page.goto(`${server.url}/demo/?draft=5`);
+  await idle();
+  await ask("What is TABLE_ROWS?");
+  await page.waitForTimeout(1000);
+  await shoot("drafted", "#turns li:last-child");
 } finally {
   await context.close();
   await server.close();

@@ -16,7 +16,7 @@ export function whereTable(here: Support): void {
       h(
         "tbody",
         {},
-        row("Chromium 156, headless, Linux", "software (SwiftShader, on the CPU)", "this page and the package, by their tests"),
+        row("Chromium 156, headless, Linux", "software, on the CPU (lavapipe and SwiftShader)", "this page and the package, by their tests"),
         row("Every other browser and device", "any", "nothing yet: it may work, and nobody has looked"),
         row("This browser, now", adapter, found),
       ),
