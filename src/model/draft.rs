@@ -4,7 +4,7 @@
 //! what they see of the text lies in rings of the stages, and what they add of themselves only in the chunk.
 
 use super::generation::Made;
-use super::step::{Builder, ExpertKernels, Experts};
+use super::step::{BlockKernels, Builder, Experts};
 use super::weights::{stage_plan, Layer};
 use super::{Model, Sequence};
 use crate::cache::{history, DraftCache, ROUND_RING};
@@ -28,15 +28,9 @@ use crate::Result;
 /// A stage's kernels.
 #[derive(Debug)]
 struct StageKernels {
-    attention_boundary: Boundary,
-    down: Linear,
-    up: Linear,
+    block: BlockKernels,
     append: CacheAppend,
     attend: Attend,
-    attention_a: Linear,
-    attention_b: Linear,
-    expert_boundary: Boundary,
-    experts: ExpertKernels,
 }
 
 /// What a stage remembers of the rows of a text.
@@ -278,9 +272,8 @@ impl DraftKernels {
         let (sizes, draft) = layout.draft.as_ref().zip(weights.draft.as_ref()).expect("the draft stages are loaded");
         let layer = &draft.stages[stage];
         let before = stage.checked_sub(1).map(|before| &draft.stages[before].mixes[1]);
-        let [attn_mix, ffn_mix] = &layer.mixes;
         let down = DownRow::new(config, &stage_plan(config, stage));
-        let mix_fn = (&attn_mix.projection).into();
+        let mix_fn = (&layer.mixes[0].projection).into();
         let place = match before {
             None => Place::First { mix_fn },
             Some(before) => Place::Between { mix_fn, mix_const: (&before.constants).into() },
@@ -322,39 +315,9 @@ impl DraftKernels {
             gate: sizes.gate,
         };
         Ok(StageKernels {
-            attention_boundary: builder.boundary(place, sizes.parts, true)?,
-            down: builder.linear(
-                &layer.down,
-                (&scratch.x, layout.hidden),
-                Some(&layer.attn_norm),
-                (&scratch.down, down.width),
-            )?,
-            up: builder.linear(
-                &layer.up,
-                (&scratch.down, down.width),
-                Some(&layer.q_norm),
-                (&scratch.up, layout.up),
-            )?,
+            block: builder.block(layer, place, sizes.parts, down.width, &experts)?,
             append: CacheAppend::new(gpu, builder.step, &keys, None, None)?,
             attend: Attend::new(gpu, builder.step, &window, None)?,
-            attention_a: builder.linear(
-                &layer.attention_a,
-                (&scratch.attended, layout.attended),
-                None,
-                (&scratch.attention_latent, layout.attention_latent),
-            )?,
-            attention_b: builder.linear(
-                &layer.attention_b,
-                (&scratch.attention_latent, layout.attention_latent),
-                None,
-                (&scratch.z, layout.hidden),
-            )?,
-            expert_boundary: builder.boundary(
-                Place::Between { mix_fn: (&ffn_mix.projection).into(), mix_const: (&attn_mix.constants).into() },
-                1,
-                false,
-            )?,
-            experts: builder.experts(layer, &experts)?,
         })
     }
 
@@ -384,17 +347,17 @@ impl DraftKernels {
     pub fn record_block(&self, recording: &mut Recording, position: u32, floor: u32) {
         let rows = self.rows;
         self.embed.record(recording, rows);
-        for stage in &self.stages {
-            stage.attention_boundary.record(recording, rows);
-            stage.down.record(recording, rows);
-            stage.up.record(recording, rows);
-            stage.append.record(recording, position, rows, Jobs::All, &[]);
-            stage.attend.record(recording, position, rows, floor);
-            stage.attention_a.record(recording, rows);
-            stage.attention_b.record(recording, rows);
-            stage.expert_boundary.record(recording, rows);
-            stage.experts.record_route(recording, rows);
-            stage.experts.record_output(recording, rows);
+        for StageKernels { block, append, attend } in &self.stages {
+            block.attention_boundary.record(recording, rows);
+            block.down.record(recording, rows);
+            block.up.record(recording, rows);
+            append.record(recording, position, rows, Jobs::All, &[]);
+            attend.record(recording, position, rows, floor);
+            block.attention_a.record(recording, rows);
+            block.attention_b.record(recording, rows);
+            block.expert_boundary.record(recording, rows);
+            block.experts.record_route(recording, rows);
+            block.experts.record_output(recording, rows);
         }
         self.last_boundary.record(recording, rows);
         self.head.record(recording, rows);

@@ -161,12 +161,10 @@ struct SelectKernels {
 #[derive(Debug)]
 struct LayerKernels {
     engram: Option<EngramKernels>,
-    attention_boundary: Boundary,
-    down: Linear,
-    /// Of `down`, what window keys and global entries need, and, on the decoder's first layer, what entries need.
+    block: BlockKernels,
+    /// Of the block's `down`, what window keys and global entries need, and, on the decoder's first layer, what entries need.
     down_keys: Linear,
     down_entries: Option<Linear>,
-    up: Linear,
     append: CacheAppend,
     select: Option<SelectKernels>,
     attend: Attend,
@@ -175,10 +173,18 @@ struct LayerKernels {
     /// Tokens an entry; 0 for window-only layers.
     ratio: u32,
     commit: RingCommit,
-    attention_a: Linear,
-    attention_b: Linear,
-    expert_boundary: Boundary,
-    experts: ExpertKernels,
+}
+
+/// What every block has, the model's layers and the draft's stages: boundaries, products and experts.
+#[derive(Debug)]
+pub(super) struct BlockKernels {
+    pub attention_boundary: Boundary,
+    pub down: Linear,
+    pub up: Linear,
+    pub attention_a: Linear,
+    pub attention_b: Linear,
+    pub expert_boundary: Boundary,
+    pub experts: ExpertKernels,
 }
 
 /// Experts of a block.
@@ -366,7 +372,7 @@ impl StepKernels {
             engram.gate.record(recording, count);
             reached(recording, Point::EngramDone)?;
         }
-        layer.attention_boundary.record(recording, count);
+        layer.block.attention_boundary.record(recording, count);
         if let Some(listen) = self.listen.as_ref().filter(|_| rows.listen) {
             listen.record_tap(recording, index, count);
         }
@@ -407,8 +413,8 @@ impl StepKernels {
         self.counts[index].whole.fetch_add(count.into(), Relaxed);
         self.record_input(recording, index, rows, watch)?;
         let mut reached = |recording: &mut Recording, point| watch.reached(recording, index, point);
-        layer.down.record(recording, count);
-        layer.up.record(recording, count);
+        layer.block.down.record(recording, count);
+        layer.block.up.record(recording, count);
         reached(recording, Point::Projected)?;
         layer.append.record(recording, position, count, Jobs::All, &slabs.of_rows(rows));
         reached(recording, Point::Appended)?;
@@ -422,15 +428,15 @@ impl StepKernels {
         layer.attend.record(recording, position, count, floor);
         layer.commit.record(recording, count);
         reached(recording, Point::Attended)?;
-        layer.attention_a.record(recording, count);
+        layer.block.attention_a.record(recording, count);
         reached(recording, Point::AttentionLatent)?;
-        layer.attention_b.record(recording, count);
+        layer.block.attention_b.record(recording, count);
         reached(recording, Point::AttentionOutput)?;
-        layer.expert_boundary.record(recording, count);
+        layer.block.expert_boundary.record(recording, count);
         reached(recording, Point::ExpertInput)?;
-        layer.experts.record_route(recording, count);
+        layer.block.experts.record_route(recording, count);
         reached(recording, Point::Routed)?;
-        layer.experts.record_output(recording, count);
+        layer.block.experts.record_output(recording, count);
         reached(recording, Point::ExpertOutput)
     }
 
@@ -532,9 +538,8 @@ impl<'a> Builder<'a> {
         let step = &self.cache.step;
         let layer = &weights.layers[plan.index];
         let before = plan.index.checked_sub(1).map(|index| &weights.layers[index].mixes[1]);
-        let [attn_mix, ffn_mix] = &layer.mixes;
         let down = DownRow::new(config, plan);
-        let mix_fn: Binding<'_> = (&attn_mix.projection).into();
+        let mix_fn: Binding<'_> = (&layer.mixes[0].projection).into();
         let place = match (before, plan.engram) {
             (None, _) => Place::First { mix_fn },
             (Some(before), None) => Place::Between { mix_fn, mix_const: (&before.constants).into() },
@@ -548,13 +553,7 @@ impl<'a> Builder<'a> {
         };
         Ok(LayerKernels {
             engram: self.engram(plan)?,
-            attention_boundary: self.boundary(place, layout.parts, true)?,
-            down: self.linear(
-                &layer.down,
-                (&scratch.x, layout.hidden),
-                Some(&layer.attn_norm),
-                (&scratch.down, down.width),
-            )?,
+            block: self.block(layer, place, layout.parts, down.width, &experts)?,
             down_keys: self.linear(
                 &layer.down.part(down.window..down.index_weights),
                 (&scratch.x, layout.hidden),
@@ -572,8 +571,6 @@ impl<'a> Builder<'a> {
             },
             decoder: plan.index >= config.decoder(),
             ratio: plan.ratio as u32,
-            // The query latent is the first part of a `down` row.
-            up: self.linear(&layer.up, (&scratch.down, down.width), Some(&layer.q_norm), (&scratch.up, layout.up))?,
             append: self.append(plan, &down)?,
             select: if selects(plan) { Some(self.select(plan, &down)?) } else { None },
             attend: self.attend(plan)?,
@@ -585,24 +582,36 @@ impl<'a> Builder<'a> {
                 &scratch.chunk,
                 &self.cache.rings[plan.index],
             )?,
-            attention_a: self.linear(
-                &layer.attention_a,
-                (&scratch.attended, layout.attended),
-                None,
-                (&scratch.attention_latent, layout.attention_latent),
-            )?,
-            attention_b: self.linear(
-                &layer.attention_b,
-                (&scratch.attention_latent, layout.attention_latent),
-                None,
-                (&scratch.z, layout.hidden),
-            )?,
+        })
+    }
+
+    /// What every block has, here one at `place`, behind `parts` partial outputs, with so many words in a `down` row.
+    pub fn block(
+        &self,
+        layer: &Layer,
+        place: Place<'_>,
+        parts: usize,
+        down: usize,
+        experts: &Experts,
+    ) -> Result<BlockKernels> {
+        let Model { layout, scratch, .. } = self.model;
+        let [attn_mix, ffn_mix] = &layer.mixes;
+        let x = (&scratch.x, layout.hidden);
+        let down = (&scratch.down, down);
+        let latent = (&scratch.attention_latent, layout.attention_latent);
+        Ok(BlockKernels {
+            attention_boundary: self.boundary(place, parts, true)?,
+            down: self.linear(&layer.down, x, Some(&layer.attn_norm), down)?,
+            // The query latent is the first part of a `down` row.
+            up: self.linear(&layer.up, down, Some(&layer.q_norm), (&scratch.up, layout.up))?,
+            attention_a: self.linear(&layer.attention_a, (&scratch.attended, layout.attended), None, latent)?,
+            attention_b: self.linear(&layer.attention_b, latent, None, (&scratch.z, layout.hidden))?,
             expert_boundary: self.boundary(
                 Place::Between { mix_fn: (&ffn_mix.projection).into(), mix_const: (&attn_mix.constants).into() },
                 1,
                 false,
             )?,
-            experts: self.experts(layer, &experts)?,
+            experts: self.experts(layer, experts)?,
         })
     }
 
