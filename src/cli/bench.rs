@@ -65,9 +65,6 @@ struct Report {
     prefill: Option<Phase>,
     #[serde(skip_serializing_if = "Option::is_none")]
     decode: Option<Phase>,
-    /// Nanoseconds a generated token by kernel, where the device has timestamps; measured apart, a pass a dispatch.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    nanoseconds_by_kernel: BTreeMap<String, u64>,
 }
 
 /// What a phase did on the device, a token.
@@ -81,10 +78,13 @@ struct Phase {
     cache_bytes: f64,
     /// Weight bytes of the checkpoint that the phase must read once, over those that the dispatches read.
     needed_over_read: f64,
+    /// Nanoseconds a token by kernel, where the device has timestamps; measured apart, a pass a dispatch.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    nanoseconds_by_kernel: BTreeMap<String, u64>,
 }
 
 impl Phase {
-    fn new(counters: &Counters, tokens: usize, needed: f64) -> Self {
+    fn new(counters: &Counters, tokens: usize, needed: f64, nanoseconds_by_kernel: BTreeMap<String, u64>) -> Self {
         let each = |count: u64| count as f64 / tokens as f64;
         Self {
             submissions: each(counters.submissions),
@@ -94,6 +94,7 @@ impl Phase {
             weight_bytes: each(counters.weight_bytes),
             cache_bytes: each(counters.cache_bytes),
             needed_over_read: needed / counters.weight_bytes as f64,
+            nanoseconds_by_kernel,
         }
     }
 }
@@ -146,7 +147,6 @@ impl Bench {
                     decode_tokens_per_second: generated as f64 / decode_seconds,
                     prefill: None,
                     decode: None,
-                    nanoseconds_by_kernel: BTreeMap::new(),
                 }
             }
         };
@@ -173,11 +173,11 @@ impl Bench {
                 phase.cache_bytes,
                 phase.needed_over_read,
             )?;
-        }
-        let mut kernels: Vec<_> = report.nanoseconds_by_kernel.iter().collect();
-        kernels.sort_by_key(|&(_, &nanoseconds)| std::cmp::Reverse(nanoseconds));
-        for (kernel, nanoseconds) in kernels {
-            writeln!(out, "  {:>10.1} us a token in {kernel}", *nanoseconds as f64 / 1e3)?;
+            let mut kernels: Vec<_> = phase.nanoseconds_by_kernel.iter().collect();
+            kernels.sort_by_key(|&(_, &nanoseconds)| std::cmp::Reverse(nanoseconds));
+            for (kernel, nanoseconds) in kernels {
+                writeln!(out, "  {:>10.1} us a token in {kernel}", *nanoseconds as f64 / 1e3)?;
+            }
         }
         Ok(())
     }
@@ -237,12 +237,17 @@ fn gpu_report(
     let decode_seconds = writing.elapsed().as_secs_f64();
     let written = gpu.counters();
 
-    let mut nanoseconds_by_kernel = BTreeMap::new();
+    let (mut reading_kernels, mut writing_kernels) = (BTreeMap::new(), BTreeMap::new());
     if gpu.set_profiling(true).is_ok() {
+        let times = |tokens: usize| -> crate::Result<_> {
+            let times = pollster::block_on(gpu.take_profile())?;
+            Ok(times.into_iter().map(|(kernel, time)| (kernel, time.nanoseconds / tokens as u64)).collect())
+        };
         let profiled = sequence.generate(request)?.collect::<crate::Result<Vec<_>>>()?.len();
-        for (kernel, time) in pollster::block_on(gpu.take_profile())? {
-            nanoseconds_by_kernel.insert(kernel, time.nanoseconds / profiled as u64);
-        }
+        writing_kernels = times(profiled)?;
+        sequence.clear()?;
+        sequence.append(prompt, &mut |_| {})?;
+        reading_kernels = times(prompt.len() - 1)?;
         gpu.set_profiling(false)?;
     }
     let [whole, active] = needed_bytes(checkpoint)?;
@@ -254,9 +259,8 @@ fn gpu_report(
         load_seconds,
         prefill_tokens_per_second: tokens as f64 / prefill_seconds,
         decode_tokens_per_second: generated as f64 / decode_seconds,
-        prefill: Some(Phase::new(&(read.clone() - before), tokens, whole)),
-        decode: Some(Phase::new(&(written - read), generated, active * generated as f64)),
-        nanoseconds_by_kernel,
+        prefill: Some(Phase::new(&(read.clone() - before), tokens, whole, reading_kernels)),
+        decode: Some(Phase::new(&(written - read), generated, active * generated as f64, writing_kernels)),
     })
 }
 
