@@ -6,8 +6,9 @@
 //   4 x         (T, x_stride); a segment with groups reads group g of the row at g * group_stride
 //   5 y         (T, y_stride); each segment writes its rows from `out` on
 //
-// Grid: (four-output tiles of all segments / groups of lanes, folded into x and y; row tiles). With `last_row` only the
-// newest row is made, and written to row 0 of y.
+// Grid: (row tiles; four-output tiles of all segments / groups of lanes, folded into y and z). Workgroups that read the same
+// weights are neighbours, so that in prefill a pack comes from memory once, and the other row tiles find it in a cache. With
+// `last_row` only the newest row is made, and written to row 0 of y.
 #import step
 #import dot
 
@@ -77,14 +78,14 @@ fn main(
 #ifndef SUBGROUPS
     let width = 1u;
 #endif
-    let first = select(group.z * R, step.rows - 1u, params.last_row != 0u);
+    let first = select(group.x * R, step.rows - 1u, params.last_row != 0u);
     if (step.rows == 0u || first >= step.rows) {
         return;
     }
     first_row = first;
     last_row = step.rows - 1u;
 
-    var tile = (group.y * groups.x + group.x) * (WORKGROUP / LANES) + local / LANES;
+    var tile = (group.z * groups.y + group.y) * (WORKGROUP / LANES) + local / LANES;
     var s = 0u;
     while (s < params.segments) {
         let outputs = tile_outputs(s);

@@ -186,7 +186,7 @@ impl Linear {
         let row_tiles = rows.div_ceil(size);
         for slice in &self.slices {
             let traffic = Traffic { weights: slice.bytes * row_tiles as u64, ..Traffic::NONE };
-            recording.dispatch(&slice.tiles[tile], [slice.grid[0], slice.grid[1], row_tiles], traffic);
+            recording.dispatch(&slice.tiles[tile], [row_tiles, slice.grid[0], slice.grid[1]], traffic);
         }
     }
 }
