@@ -4,8 +4,8 @@
 //   node tools/make_samples.mjs notebook.txt short.txt    makes these texts, and the list of questions
 //   node tools/make_samples.mjs                           makes the list only
 //
-// The questions in samples.json are those that the pocket model has answered rightly about these very texts: after new ones are made, ask
-// them again (`cedra ask`), and name below what was missed.
+// The questions in samples.json are those that the pocket model answers rightly about these very texts, whatever was asked before: after new
+// ones are made, ask them again (`node tools/ask_samples.mjs target/release/cedra`), and name below what was missed.
 
 import { readdir, readFile, writeFile } from "node:fs/promises";
 
@@ -118,8 +118,8 @@ const SHORT = [
   ["The access code of marlow is 7314.", "What is the access code of marlow?", "7314"],
 ];
 
-/** Questions that the pocket model did not answer rightly are not offered: file and a word of the question. */
-const MISSED = ["quillon", "brindle", "lantern", "heron"].map((word) => ["notebook.txt", word]);
+/** Questions that the pocket model did not always answer rightly are not offered: file and a word of the question. */
+const MISSED = ["quillon", "brindle", "lantern", "heron", "GRID_SIZE"].map((word) => ["notebook.txt", word]);
 
 const samples = [
   { file: "notebook.txt", title: "A team's notebook", seed: 41, size: 252_000, facts: NOTEBOOK },

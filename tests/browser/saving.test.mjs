@@ -324,36 +324,31 @@ test("a browser that is killed inside a transaction has the commit before it, an
     const victim = await own.page();
     let inside;
     const moment = new Promise((done) => (inside = done));
-    await victim.exposeFunction("inside", () => inside());
-    const kept = await victim.evaluate(
-      async (prompt) => {
-        globalThis.engine = await load({ worker: false });
-        globalThis.session = await engine.session("inside", { store: idb("inside") });
-        if (session.length === 0) await session.append(prompt, { prefill: "exact" });
-        return (await session.save()).tokens;
-      },
-      prompt,
-    );
+    await victim.exposeFunction("inside", inside);
+    const kept = await victim.evaluate(async (prompt) => {
+      globalThis.engine = await load({ worker: false });
+      globalThis.session = await engine.session("inside", { store: idb("inside") });
+      if (session.length === 0) await session.append(prompt, { prefill: "exact" });
+      return (await session.save()).tokens;
+    }, prompt);
     const named = await records(victim);
-    await victim.evaluate(
-      async (name) => {
-        await all(session.generate({ maxTokens: 6 }));
-        const { put } = IDBObjectStore.prototype;
-        IDBObjectStore.prototype.put = function (...args) {
-          const request = put.apply(this, args);
-          if (this.name === name) {
-            // A transaction lives for as long as something is asked of it.
-            const ask = () => (this.get("nothing").onsuccess = ask);
-            ask();
-            globalThis.inside();
-          }
-          return request;
-        };
-        session.save({ rings: "saved" }).catch(() => {});
-      },
-      store,
-    );
+    await victim.evaluate(async (name) => {
+      await all(session.generate({ maxTokens: 6 }));
+      const { put } = IDBObjectStore.prototype;
+      IDBObjectStore.prototype.put = function (...args) {
+        const request = put.apply(this, args);
+        if (this.name === name) {
+          // A transaction lives for as long as something is asked of it.
+          const ask = () => (this.get("nothing").onsuccess = ask);
+          ask();
+          globalThis.inside("held");
+        }
+        return request;
+      };
+      session.save({ rings: "saved" }).then(() => globalThis.inside("saved"), (error) => globalThis.inside(String(error)));
+    }, store);
     await own.kill(() => moment);
+    assert.equal(await moment, "held");
     const again = await own.page();
     const left = await records(again);
     assert.ok(store === "records" ? left === named : left > named, `${left} records, ${named} of them named`);
