@@ -3,7 +3,7 @@
 //
 //   cargo build --release && node tools/ask_samples.mjs target/release/cedra [FILE]...
 //
-// On the CPU, whose answers are the device's. The long text takes ten minutes and more.
+// On the CPU, whose answers are the device's. The long text takes nine minutes.
 
 import { spawnSync } from "node:child_process";
 import { readFile } from "node:fs/promises";

@@ -65,7 +65,7 @@ browser_tests() {
   [ $# -gt 0 ] || set -- tests/node/*.test.mjs tests/browser/*.test.mjs
   # A file takes minutes at most; one that hangs after a failure must not take the run with it. Asked for more work, it may take longer.
   local limit=600000
-  [ -z "${CEDRA_LONG_TOKENS:-}${CEDRA_GENERATIONS:-}${CEDRA_KILLS:-}${CEDRA_ALL_PROMPTS:-}" ] || limit=86400000
+  [ -z "${CEDRA_LONG_TOKENS:-}${CEDRA_GENERATIONS:-}${CEDRA_KILLS:-}${CEDRA_SAMPLE:-}${CEDRA_ALL_PROMPTS:-}" ] || limit=86400000
   node --test --test-concurrency=2 "--test-timeout=$limit" --test-reporter=spec "$@"
 }
 
