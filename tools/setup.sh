@@ -169,8 +169,6 @@ mkdir -p target
   if [ -n "$driver" ]; then
     echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver' VK_LOADER_LAYERS_DISABLE='*'"
     echo 'export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/tmp}"'
-    # Mesa's software drivers compile without LLVM's optimisations: tests compile much and run little.
-    echo 'export GALLIVM_PERF="${GALLIVM_PERF:-nopt}"'
   fi
 } >target/test-env.sh
 say "environment of the tests: . target/test-env.sh"
