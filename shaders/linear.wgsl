@@ -7,8 +7,8 @@
 //   5 y         (T, y_stride); each segment writes its rows from `out` on
 //
 // Grid: (row tiles; four-output tiles of all segments / groups of lanes, folded into y and z). Workgroups that read the same
-// weights are neighbours, so that in prefill a pack comes from memory once, and the other row tiles find it in a cache. With
-// `last_row` only the newest row is made, and written to row 0 of y.
+// weights are neighbours, so that in prefill a cache can answer all row tiles but the first. With `last_row` only the newest
+// row is made, and written to row 0 of y.
 #import step
 #import dot
 

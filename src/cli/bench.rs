@@ -84,9 +84,15 @@ struct Phase {
 }
 
 impl Phase {
-    fn new(counters: &Counters, tokens: usize, needed: f64, nanoseconds_by_kernel: BTreeMap<String, u64>) -> Self {
+    /// Of a phase with so many tokens; nothing of one without any.
+    fn new(
+        counters: &Counters,
+        tokens: usize,
+        needed: f64,
+        nanoseconds_by_kernel: BTreeMap<String, u64>,
+    ) -> Option<Self> {
         let each = |count: u64| count as f64 / tokens as f64;
-        Self {
+        (tokens > 0).then(|| Self {
             submissions: each(counters.submissions),
             dispatches: each(counters.dispatches),
             readbacks: each(counters.readbacks),
@@ -95,7 +101,7 @@ impl Phase {
             cache_bytes: each(counters.cache_bytes),
             needed_over_read: needed / counters.weight_bytes as f64,
             nanoseconds_by_kernel,
-        }
+        })
     }
 }
 
@@ -241,7 +247,7 @@ fn gpu_report(
     if gpu.set_profiling(true).is_ok() {
         let times = |tokens: usize| -> crate::Result<_> {
             let times = pollster::block_on(gpu.take_profile())?;
-            Ok(times.into_iter().map(|(kernel, time)| (kernel, time.nanoseconds / tokens as u64)).collect())
+            Ok(times.into_iter().map(|(kernel, time)| (kernel, time.nanoseconds / tokens.max(1) as u64)).collect())
         };
         let profiled = sequence.generate(request)?.collect::<crate::Result<Vec<_>>>()?.len();
         writing_kernels = times(profiled)?;
@@ -259,8 +265,8 @@ fn gpu_report(
         load_seconds,
         prefill_tokens_per_second: tokens as f64 / prefill_seconds,
         decode_tokens_per_second: generated as f64 / decode_seconds,
-        prefill: Some(Phase::new(&(read.clone() - before), tokens, whole, reading_kernels)),
-        decode: Some(Phase::new(&(written - read), generated, active * generated as f64, writing_kernels)),
+        prefill: Phase::new(&(read.clone() - before), tokens, whole, reading_kernels),
+        decode: Phase::new(&(written - read), generated, active * generated as f64, writing_kernels),
     })
 }
 
