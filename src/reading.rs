@@ -19,6 +19,16 @@ pub enum Prefill {
     Full,
 }
 
+impl Prefill {
+    /// How windows are rebuilt that such a reading needs and does not find: what goes on exactly must begin exactly.
+    pub fn replay(self) -> Replay {
+        match self {
+            Self::Bounded | Self::Full => Replay::Bounded,
+            Self::Exact => Replay::Exact,
+        }
+    }
+}
+
 /// How the state behind a text is rebuilt when only its global cache was kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replay {
@@ -127,6 +137,13 @@ impl Reading {
                 Self { spans: cone(config, 0, 0, end, open), floors: Floors::default() }
             }
         }
+    }
+
+    /// Whether it begins with rows that the decoder does not run, and has all rows that those of the decoder behind them look
+    /// back at: windows of the decoder from before it are not needed.
+    pub fn begins_below_decoder(&self, config: &Config) -> bool {
+        let below = Depth { whole: config.decoder(), part: Some(Part::Entries) };
+        self.spans.first().is_some_and(|span| span.depth == below)
     }
 
     /// Rows in all.

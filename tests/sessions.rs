@@ -298,6 +298,48 @@ fn stopping_keeps_what_was_read() {
     }
 }
 
+/// An exact reading is exact however often it is stopped, wherever, and whatever bounded readings were stopped before: it leaves
+/// what it leaves when it is never stopped. Where the rest reaches far enough, nothing is computed again for that.
+#[test]
+fn an_exact_reading_that_was_stopped_is_exact() {
+    let Some(gpu) = gpu() else { return };
+    for (seed, shape) in [(34, Shape::odd(Storage::Fp4)), (8, Shape::random(8))] {
+        let random = random_checkpoint(seed, &shape);
+        let model = load(&gpu, &random, options(512, 16));
+        let tokens = text(shape.vocab, seed, 240);
+        let mut whole = Sequence::new(model.clone()).unwrap();
+        read(&mut whole, &tokens, Prefill::Exact);
+        let expected = visible(&whole);
+        let answer = made(&mut whole, 4);
+        let layers = model.config().layers.len();
+        let cone = 1 + (layers - model.config().decoder()) * (shape.window - 1);
+        for first in [Prefill::Exact, Prefill::Bounded] {
+            for stops in [vec![1], vec![100], vec![120, 64], vec![40, 50, 10]] {
+                let mut sequence = Sequence::new(model.clone()).unwrap();
+                let mut free = true;
+                for (i, &after) in stops.iter().enumerate() {
+                    let prefill = if i == 0 { first } else { Prefill::Exact };
+                    let from = sequence.len();
+                    free &= i == 0 || from + cone < tokens.len();
+                    let mut stop =
+                        |done: usize| if done >= after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+                    match sequence.append_as(&tokens[from..], prefill, &mut stop) {
+                        Err(Error::Stopped { read, .. }) => assert_eq!(sequence.len(), from + read),
+                        other => panic!("{stops:?}: the reading was not stopped: {other:?}"),
+                    }
+                }
+                let from = sequence.len();
+                free &= from + cone < tokens.len();
+                read(&mut sequence, &tokens[from..], Prefill::Exact);
+                let told = format!("seed {seed}, {first:?} first, stops {stops:?}, the last after {from}");
+                assert_eq!(visible(&sequence), expected, "{told}");
+                assert_eq!(made(&mut sequence, 4), answer, "{told}");
+                assert!(!free || sequence.replayed() == 0, "{told}: {} rows replayed", sequence.replayed());
+            }
+        }
+    }
+}
+
 /// Misuse is a typed error that loses nothing.
 #[test]
 fn misuse_is_told() {

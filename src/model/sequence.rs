@@ -211,7 +211,8 @@ impl Sequence {
     }
 
     /// Reads tokens, all but the last: that one is read by the step that makes the next token. When `progress` stops the
-    /// reading, the text holds what was read until then.
+    /// reading, the text holds what was read until then. Windows that are missing are rebuilt first, as far as the reading
+    /// needs them: as [`Prefill::replay`] says.
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TokenId`], [`Error::Context`], with the text as before; [`Error::Stopped`] when
@@ -223,21 +224,24 @@ impl Sequence {
         check_tokens(tokens, config.vocab_size, self.tokens.len(), layout.context)?;
         let (before, end) = (self.tokens.len(), self.tokens.len() + tokens.len());
         let mut reading = Reading::append(config, prefill, self.floors, self.cached, end);
-        // A reading that leaves rows out does so in the decoder, from its first row on: the decoder's windows may be missing then.
-        let shallow = |reading: &Reading| reading.spans.first().is_some_and(|span| span.depth != Depth::all(config));
-        let enough = match self.windows {
-            Windows::Ready => true,
-            Windows::EncoderReady => prefill == Prefill::Bounded && shallow(&reading),
-            Windows::Lost => false,
-        };
-        if !enough {
-            self.rebuild(Replay::Bounded).await?;
-            reading = Reading::append(config, prefill, self.floors, self.cached, end);
+        match self.windows {
+            Windows::Ready => {}
+            Windows::EncoderReady if reading.begins_below_decoder(config) => {
+                // No row of the decoder goes back beyond its first one, so what is missing before it is not missed.
+                let first = reading.spans.get(1).map_or(end, |span| span.start);
+                reading.floors.decoder = reading.floors.decoder.min(first);
+            }
+            Windows::EncoderReady | Windows::Lost => {
+                self.rebuild(prefill.replay()).await?;
+                reading = Reading::append(config, prefill, self.floors, self.cached, end);
+            }
         }
         let Self { cached, floors, windows, .. } = *self;
         self.reading = Some(Before { length: before, cached, floors, windows });
         self.tokens.extend(tokens);
-        let left = if shallow(&reading) { Windows::EncoderReady } else { windows };
+        // A reading that leaves rows out does so in the decoder, from its first row on.
+        let shallow = reading.spans.first().is_some_and(|span| span.depth != Depth::all(config));
+        let left = if shallow { Windows::EncoderReady } else { windows };
         let whole = match self.read(&reading, left, progress).await {
             Ok(whole) => whole,
             Err(error) => {
@@ -360,7 +364,11 @@ impl Sequence {
         let mut reading = Reading::replay(&model.config, replay, replayed, kept);
         if replayed < length {
             let start = replayed.saturating_sub(1);
-            let rest = Reading::append(&model.config, Prefill::Bounded, reading.floors, start, length);
+            let prefill = match replay {
+                Replay::Bounded => Prefill::Bounded,
+                Replay::Exact => Prefill::Exact,
+            };
+            let rest = Reading::append(&model.config, prefill, reading.floors, start, length);
             reading.spans.extend(rest.spans);
             reading.floors.decoder = rest.floors.decoder;
         }

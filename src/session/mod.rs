@@ -259,7 +259,7 @@ impl Session {
         self.reused += reused;
         let sequence = self.sequence()?;
         let done = match rest {
-            [] => sequence.ready_async(Replay::Bounded).await,
+            [] => sequence.ready_async(how.prefill.replay()).await,
             rest => sequence.append_async(rest, how.prefill, progress).await,
         };
         let replayed = sequence.replayed() - replayed;
@@ -355,8 +355,8 @@ impl Session {
         done
     }
 
-    /// Rebuilds the windows of an opened session now, and as `replay` says: what needs them otherwise does it by
-    /// [`Replay::Bounded`].
+    /// Rebuilds the windows of an opened session now, and as `replay` says. Otherwise a reading does it as [`Prefill::replay`]
+    /// says, and a generation by [`Replay::Bounded`].
     ///
     /// # Errors
     /// [`Error::Closed`]; the device's.
