@@ -185,6 +185,8 @@ fn the_command_measures_long_contexts() {
     assert!(refused.contains("setting `context`: found 2000000, allowed: 1 to 1048576"), "{refused}");
     let refused = run(&["--context", "5"]).unwrap_err();
     assert!(refused.contains("setting `context`: found 5, allowed: at least 7"), "{refused}");
+    let refused = run(&["--generate", "0"]).unwrap_err();
+    assert!(refused.contains("setting `generate`: found 0, allowed: 1 or more"), "{refused}");
     let refused = run(&["--device", "cpu"]).unwrap_err();
     assert!(refused.contains("not supported: a synthetic cache on the CPU"), "{refused}");
 }

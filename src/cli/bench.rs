@@ -107,6 +107,9 @@ impl Phase {
 
 impl Bench {
     pub(super) fn run(self) -> anyhow::Result<()> {
+        if self.generate == Some(0) {
+            return Err(Error::Setting { setting: "generate", found: "0".into(), allowed: "1 or more".into() }.into());
+        }
         if self.synthetic_cache || !self.restore.is_empty() {
             return self.without_reading();
         }
