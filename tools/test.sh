@@ -15,7 +15,13 @@ native_tests() {
   if cargo nextest --version >/dev/null 2>&1; then
     cargo nextest run --release --status-level fail --final-status-level slow "$@"
   else
-    cargo test --release --lib --bins --tests --quiet "$@"
+    # Two of the tests' binaries at a time: the last long test of one leaves cores idle that the other has a use for.
+    local tests=(tests/*.rs tests/*/main.rs)
+    tests=("${tests[@]%/main.rs}")
+    tests=("${tests[@]#tests/}")
+    cargo test --release --lib --bins --tests --quiet --no-run &&
+      cargo test --release --lib --bins --quiet "$@" &&
+      printf '%s\0' "${tests[@]%.rs}" | xargs -0 -P 2 -I '{}' cargo test --release --quiet --test '{}' "$@"
   fi
 }
 
